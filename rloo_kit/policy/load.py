@@ -11,14 +11,14 @@ import difflib
 import os
 import typing
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rewards.call_records import Call, recorded
 from rloo_kit import argument_types, redact
 from rloo_kit.argument_types import Count, Positive, PositiveShare, Seed
 from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
-from rloo_kit.models import CATALOGUE, PROJECTIONS, Checkpoint
+from rloo_kit.models import CATALOGUE, PROJECTIONS
 from rloo_kit.policy import resolve, tokenizer
 from rloo_kit.policy.resolve import Source
 from rloo_kit.policy.thinking import set_thinking
@@ -69,11 +69,10 @@ def load_policy(
             GPU what suits a first run: qwen3-4b-instruct where it fits, else qwen3-1.7b with thinking off.  "largest"
             takes the largest that fits.  "smollm2-135m" is a language model for a CPU, of an optional package.
         max_seq_length: longest prompt + completion, in tokens; capped at what the checkpoint was trained for.
-        load_in_4bit: NF4 weights; False keeps 16 bit (float32 on a CPU).  None takes 4 bit, and 16 for a checkpoint
-            that is too small for 4 (``checkpoint.four_bit``).
-        full_finetuning: train every weight, without a LoRA and not in 4 bit.  With beta > 0 the trainer keeps a second
-            copy of the model as the reference; ``plan`` counts it.
-        lora_rank, lora_alpha: of the LoRA; alpha defaults to the rank, dropout is 0.  A saved adapter keeps its own.
+        load_in_4bit: NF4 weights; False keeps 16 bit (float32 on a CPU).  None takes 4 bit where the checkpoint is
+            large enough for it (``checkpoint.four_bit``).
+        full_finetuning: train every weight, in 16 bit.  With beta > 0 a copy of the model is kept as the reference.
+        lora_rank, lora_alpha: alpha defaults to the rank, dropout is 0.  A saved adapter keeps its own.
         target_modules: which of the seven projections get a LoRA; None or "all-linear" takes all.
         use_rslora: scale the LoRA by alpha / sqrt(rank) in place of alpha / rank (arXiv 2312.03732).
         gradient_checkpointing: "unsloth", True or False; passed on to unsloth.
@@ -94,13 +93,11 @@ def load_policy(
     given = dict(locals())
     asked = settled({**given.pop("kwargs"), **given})
     import_unsloth()
-    if asked.name is None:
-        name, thinking = resolve.first_run(asked.four_bit)
-        asked = replace(asked, name=name, thinking=thinking if asked.thinking is None else asked.thinking)
-    assert asked.name is not None
+    if (wanted := asked.name) is None:
+        wanted, thinking = resolve.first_run(asked.four_bit)
+        asked = replace(asked, name=wanted, thinking=thinking if asked.thinking is None else asked.thinking)
     place = {name: asked.further[name] for name in ("revision", "cache_dir") if name in asked.further}
-    found = resolve.resolve(asked.name, asked.four_bit, asked.further.get("token"), **place)
-    return _loaded(found, asked)
+    return _loaded(resolve.resolve(wanted, asked.four_bit, asked.further.get("token"), **place), asked)
 
 
 # --- what is asked for ------------------------------------------------------------------------------------
@@ -119,14 +116,14 @@ HINTS: Arguments = {
 ADVICE = {name: f"{DEFAULTS[name]} is the default" for name in ("max_seq_length", "lora_rank")}
 ADVICE |= {"target_modules": f"a list of some of {', '.join(PROJECTIONS)}, or 'all-linear' for all seven"}
 
+# Unsloth's names for arguments that have another one here.
 ALIASES = {"model_name": "name", "r": "lora_rank", "random_state": "seed", "torch_dtype": "dtype"}
 ALIASES["use_gradient_checkpointing"] = "gradient_checkpointing"
-"""Unsloth's names for arguments that have another one here."""
 
+# Unsloth's arguments that published recipes write out: with this value they ask for nothing, any other is refused.
 IDLE: Arguments = {"lora_dropout": 0, "bias": "none", "init_lora_weights": True}
 IDLE |= dict.fromkeys(("load_in_8bit", "load_in_fp8", "modules_to_save", "loftq_config"))
 IDLE |= dict.fromkeys(("layers_to_transform", "layers_pattern", "qat_scheme"))
-"""Unsloth's arguments that published recipes write out: with this value they ask for nothing, any other is refused."""
 
 KNOWN = {*DEFAULTS, *HINTS, "device_map"} - {"kwargs", "return"}
 NAMES = {*KNOWN, *ALIASES, *IDLE}
@@ -140,7 +137,6 @@ CLASHES = {
     ("full_finetuning", "fast_inference"): "unsloth's vLLM takes a LoRA, and not weights that change",
     **{("full_finetuning", name): f"it trains every weight, and {name} is of a LoRA" for name in OF_LORA},
 }
-"""Arguments that contradict each other, and why."""
 
 
 @dataclass(frozen=True)
@@ -159,21 +155,16 @@ class Asked:
 
     name: str | os.PathLike[str] | None  # None takes what suits a first run on the device
     max_seq_length: int
-    four_bit: bool | None  # None leaves it to the checkpoint
-    lora: Lora | None  # None where all weights are trained
-    checkpointing: bool | str
+    gradient_checkpointing: bool | str
     thinking: bool | int | None
     seed: int
-    further: Arguments = field(default_factory=dict)  # for ``FastLanguageModel.from_pretrained`` as they are
+    four_bit: bool | None  # None leaves it to the checkpoint
+    lora: Lora | None  # None where all weights are trained
+    further: Arguments  # for ``FastLanguageModel.from_pretrained`` as they are
 
 
 def settled(given: Arguments) -> Asked:
-    """What ``load_policy`` was given, by one name each, checked.
-
-    Raises:
-        ArgumentError: an argument that it does not take.
-        ConfigError: a value out of range, or two that contradict each other.
-    """
+    """What ``load_policy`` was given, by one name each; ArgumentError or ConfigError where it cannot be."""
     if isinstance(token := given.get("token"), str):
         redact.hide("load_policy(token)", token)
     given = _by_our_names(given)
@@ -195,10 +186,10 @@ def settled(given: Arguments) -> Asked:
     further = {name: value for name, value in given.items() if name not in {*DEFAULTS, *idle}}
     if given["full_finetuning"]:
         lora, four_bit, further["full_finetuning"] = None, False, True
-    length, checkpointing, thinking = (
-        given[name] for name in ("max_seq_length", "gradient_checkpointing", "thinking")
-    )
-    return Asked(given["name"], length, four_bit, lora, checkpointing, thinking, given["seed"], further)
+    kept = {
+        name: given[name] for name in ("name", "max_seq_length", "gradient_checkpointing", "thinking", "seed")
+    }
+    return Asked(**kept, four_bit=four_bit, lora=lora, further=further)
 
 
 def _refused(given: Arguments, *names: str, what: str, todo: str) -> ConfigError:
@@ -207,7 +198,7 @@ def _refused(given: Arguments, *names: str, what: str, todo: str) -> ConfigError
 
 
 def _by_our_names(given: Arguments) -> Arguments:
-    """With every default, and without what asks for nothing.  What unsloth would drop in silence is refused."""
+    # What asks for nothing goes; what unsloth would drop in silence is refused.
     found = DEFAULTS | given
     for theirs, ours in ALIASES.items():
         if theirs in found:
@@ -247,7 +238,7 @@ def _loaded(found: Source, asked: Asked) -> Policy:
     saved = resolve.check_adapter(found.path, asked.lora) if found.is_adapter else set()
     with (
         resolve.portable(found) as path,
-        _out_of_memory_explained(found.checkpoint, found.path, four_bit),
+        _out_of_memory_explained(found, four_bit),
         quiet(),
         without_bars(),
         _uncut(),
@@ -272,7 +263,7 @@ def _loaded(found: Source, asked: Asked) -> Policy:
                 bias="none",
                 target_modules=list(asked.lora.modules),
                 use_rslora=asked.lora.rank_stabilised,
-                use_gradient_checkpointing=asked.checkpointing,
+                use_gradient_checkpointing=asked.gradient_checkpointing,
                 random_state=asked.seed,
             )
         tokenizer.without_dropout(model)
@@ -310,7 +301,7 @@ def _load(path: str, longest: int, four_bit: bool, asked: Asked) -> tuple[Any, P
         model_name=path,
         max_seq_length=longest,
         load_in_4bit=four_bit,
-        use_gradient_checkpointing=asked.checkpointing,
+        use_gradient_checkpointing=asked.gradient_checkpointing,
         random_state=asked.seed,
         **further,
     )
@@ -322,8 +313,7 @@ def _load(path: str, longest: int, four_bit: bool, asked: Asked) -> tuple[Any, P
 
 
 @contextlib.contextmanager
-def _out_of_memory_explained(checkpoint: Checkpoint | None, path: str, four_bit: bool) -> Iterator[None]:
-    """Turn the device's out-of-memory error into one with bytes and smaller checkpoints."""
+def _out_of_memory_explained(found: Source, four_bit: bool) -> Iterator[None]:
     from rloo_kit.memory import out_of_memory
 
     try:
@@ -333,11 +323,11 @@ def _out_of_memory_explained(checkpoint: Checkpoint | None, path: str, four_bit:
             raise
         out_of_memory.let_go(error)
         free, total = prepare.device_memory()
-        need = checkpoint.weight_bytes(four_bit) if checkpoint else None
+        need = found.checkpoint.weight_bytes(four_bit) if found.checkpoint else None
         smaller = [c.name for c in CATALOGUE.values() if need and c.weight_bytes(four_bit) < need]
         raise OutOfMemoryError(
             "the weights do not fit into the device's memory",
-            where=f"load_policy, {path}: needs {need or 'unknown'} bytes for them; {free} of {total} are free",
+            where=f"load_policy, {found.path}: needs {need or 'unknown'} bytes for them; {free} of {total} are free",
             todo=f"load a smaller one ({', '.join(reversed(smaller)) or 'see rloo_kit.CATALOGUE'}), keep "
             "load_in_4bit=True, or free the GPU: call rloo_kit.release() and end other programs that use it",
         ) from error

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rloo_kit.models import Checkpoint
 
 CARD, TAG = "README.md", "rloo-kit"
-NOT_FILLED_IN = "[More Information Needed]"  # what PEFT's card is full of
+OTHERS = ("generated_from_trainer", "[More Information Needed]")  # in a card of TRL, in one of PEFT
 
 Facts = Mapping[str, Mapping[str, object]]
 """Heading -> name -> value."""
@@ -50,12 +50,8 @@ def written(
         counts = f"{len(audit.exploits)} exploits, {len(audit.refusals)} right answers refused"
         lines += [f"Audit of {audit.name}: {counts}, of {len(audit.findings)} completions.", ""]
     if results:
-        lines += [
-            "## Results",
-            "",
-            "| | completions | accuracy, 95 % interval | reward, 95 % interval |",
-            "|---|---|---|---|",
-        ]
+        lines += ["## Results", "", "| | completions | accuracy, 95 % interval | reward, 95 % interval |"]
+        lines += ["|---|---|---|---|"]
     for name, found in (results or {}).items():
         how = "greedy" if found.greedy else f"sampled, {found.samples} per prompt"
         numbers = " | ".join(str(one) if one else "-" for one in (found.accuracy, found.reward))
@@ -87,4 +83,4 @@ def _text(folder: Path) -> str:
 def may_be_written(folder: Path) -> bool:
     """Whether a folder has no card, or one by the kit, by TRL or by PEFT, and not the user's."""
     text = _text(folder)
-    return text == "" or any(one in text for one in (f"- {TAG}\n", "generated_from_trainer", NOT_FILLED_IN))
+    return text == "" or any(one in text for one in (f"- {TAG}\n", *OTHERS))

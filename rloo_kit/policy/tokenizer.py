@@ -23,11 +23,7 @@ RENDERING = ("conversation", "tokenize", "add_generation_prompt", "return_dict",
 def of_prompts(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], template: Mapping[str, object]
 ) -> list[list[int]]:
-    """Token ids of each prompt; a conversation goes through the chat template, with the generation prompt.
-
-    Raises:
-        ConfigError: a conversation, and the tokenizer has no chat template; or ``template`` sets what is set here.
-    """
+    """Token ids of each prompt; a conversation goes through the chat template, with the generation prompt."""
     check_template(template, "Policy.generate")
     check_thinking(tokenizer, template)
     if not tokenizer.chat_template and not all(isinstance(prompt, str) for prompt in prompts):
