@@ -80,6 +80,7 @@ class Drawn:
     ids: torch.Tensor
 
     def __call__(self, input_ids: torch.Tensor, scores: object) -> bool:
+        """Keep what there is; go on."""
         self.ids = input_ids
         return False
 
