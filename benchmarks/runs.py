@@ -49,7 +49,8 @@ class Variant:
         config: arguments of ``RLOOConfig`` besides those that all variants share.
         stock: TRL's own trainer under unsloth, in place of the kit's.
         untiled: log-probabilities as unsloth computes them on a CPU, with the kit's chunks.
-        unshared: on a CPU, each prompt computed once for each of its completions.
+        unshared, unshared_prefill: on a CPU, each prompt computed once for each of its completions, in the loss or
+            in sampling.
         algorithm: TRL's name of its trainer and its config; the kit has RLOO's alone.
     """
 
@@ -57,6 +58,7 @@ class Variant:
     stock: bool = False
     untiled: bool = False
     unshared: bool = False
+    unshared_prefill: bool = False
     algorithm: str = "RLOO"
 
 
@@ -78,6 +80,12 @@ VARIANTS = {
     "no-dead-group-skipping": Variant({"skip_dead_groups": False}),
     "no-tiles": Variant(untiled=True),
     "no-shared-prompts": Variant(unshared=True),
+    "stock, recomputing": Variant({"gradient_checkpointing": True}, stock=True),
+    "kit, recomputing": Variant({"gradient_checkpointing": True}),
+    "kit, recomputing, nothing shared": Variant({"gradient_checkpointing": True}, unshared_prefill=True),
+    "kit, nothing shared": Variant(unshared=True, unshared_prefill=True),
+    "kit, shared prefill": Variant(unshared=True),
+    "kit, shared loss": Variant(unshared_prefill=True),
 }
 """Stock, the kit with everything on, with what may take fewer completions, and with one optimisation off."""
 
@@ -98,6 +106,7 @@ class Spec:
         micro_batch: completions in one forward and backward pass.
         evaluate_every: tokens generated between evaluations, at least, with the clock stopped; 0 for none.  The last
             of ``max_steps`` is always followed by one.
+        no_ties: the rewards of a group are a thousandth apart or more, so that none has zero variance.
     """
 
     variant: str
@@ -120,6 +129,7 @@ class Spec:
     evaluate_every: int = 0
     problems: int = 200
     target: float = 1.0
+    no_ties: bool = False
 
 
 SHARED = (
@@ -258,16 +268,19 @@ def run(spec: Spec) -> Result:
     import torch
     from learned import TASKS
 
+    from rloo_kit.policy import generate
     from rloo_kit.train import cpu_logprobs
 
     if VARIANTS[spec.variant].untiled:
         cpu_logprobs.is_exact = lambda *given: False
     if VARIANTS[spec.variant].unshared:
         cpu_logprobs.fits = lambda *given: False
+    if VARIANTS[spec.variant].unshared_prefill:
+        generate._distinct = lambda ids, mask: (torch.arange(len(ids)), torch.arange(len(ids)))
     learned = TASKS[spec.task]
     policy = rloo_kit.load_policy(spec.policy, seed=spec.seed, **learned.load)
     task = learned.make(policy, spec.level, spec.seed)
-    reward = CountedReward(learned.score(task), spec.num_generations)
+    reward = CountedReward(learned.score(task), spec.num_generations, spec.no_ties)
 
     def accuracy() -> float:
         found = rloo_kit.evaluate(policy, task, n=spec.problems, max_new_tokens=learned.length).accuracy
@@ -327,8 +340,6 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
         optim="adamw_torch_fused",
         weight_decay=0.0,
         warmup_steps=0,
-        # On a CPU the config's is what holds, whatever load_policy was told.
-        gradient_checkpointing=TASKS[spec.task].load.get("gradient_checkpointing", True),
         bf16=bf16,
         fp16=on_gpu and not bf16,
         logging_steps=1,
@@ -336,7 +347,11 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
         report_to="none",
         disable_tqdm=True,
         temperature=policy.checkpoint.temperature,
-        **variant.config,
+        # On a CPU the config's is what holds, whatever load_policy was told.
+        **{
+            "gradient_checkpointing": TASKS[spec.task].load.get("gradient_checkpointing", True),
+            **variant.config,
+        },
     )
     given = {"model": policy.model, "processing_class": policy.tokenizer, "train_dataset": task.train}
     make = getattr(kit, f"{variant.algorithm}Trainer")
@@ -348,16 +363,18 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
 class CountedReward:
     """Pays what ``score`` does, and counts groups of ``k`` without spread."""
 
-    def __init__(self, score: Reward, k: int) -> None:
+    def __init__(self, score: Reward, k: int, no_ties: bool = False) -> None:
         from rewards.trl_interface import reward_name
 
-        self.score, self.k, self.__name__ = score, k, reward_name(score)
+        self.score, self.k, self.no_ties, self.__name__ = score, k, no_ties, reward_name(score)
         self.means: list[float] = []
         self.dead: list[float] = []
 
     def __call__(self, **columns: Any) -> list[float]:
         """One number per completion."""
         rewards: list[float] = self.score(**columns)
+        if self.no_ties:
+            rewards = [reward + 1e-3 * (row % self.k) for row, reward in enumerate(rewards)]
         groups = [rewards[start : start + self.k] for start in range(0, len(rewards), self.k)]
         self.dead.append(sum(len(set(group)) == 1 for group in groups) / len(groups))
         self.means.append(round(sum(rewards) / len(rewards), 4))

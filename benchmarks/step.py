@@ -1,132 +1,155 @@
-"""Where a step's time goes: stock TRL, the kit, and the kit with one optimisation off at a time.
+"""What a step costs by phase: stock TRL under unsloth beside the kit, on a toy and on a real model.
 
     OMP_NUM_THREADS=1 python benchmarks/step.py
-    OMP_NUM_THREADS=1 python benchmarks/step.py --policy out/quickstart/adapter --name step_trained
-    OMP_NUM_THREADS=1 python benchmarks/step.py --trainer stock stock-grpo kit --steps 5 --name step_grpo
-    OMP_NUM_THREADS=1 python benchmarks/step.py --policy smollm2-135m --task words --max-completion-length 40 \
-        --learning-rate 3e-4 --trainer kit no-shared-prompts --steps 2 --name step_words
-    python benchmarks/step.py --policy qwen3-4b-thinking --level 4 --max-completion-length 1024 --micro-batch 8
+    OMP_NUM_THREADS=1 python benchmarks/step.py words --trainer stock kit --repeats 2
 
-Any policy that ``load_policy`` takes, any device.  Each run is a process of its own, one at a time, and the trainers
-take turns, so that other load on the machine affects all of them.  Repeats have the same seed: they compute the
-same, and their spread is the machine's.  The first step of each run, a warm-up, is left out.
-Writes benchmarks/results/NAME.md and NAME.json; --stored writes the .md again from the .json and runs nothing.
+Every run is a process of its own, the trainers of a workload take turns, and a run that results/step_real.json holds is
+not measured again, so that it can be measured in pieces.  The first step of a run, a warm-up, is left out.  Each
+workload is measured twice: with rewards a thousandth apart, so that no group has zero variance and the whole batch is
+trained on, and with its rewards as they come.  Writes step_real.md beside the .json; --stored writes it again and
+measures nothing.
 """
+
+from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Sequence
+from typing import Any
 
-from phases import CLOCKS, PHASES
+from learned import TASKS
+from phases import PHASES
 from runs import ABLATION, VARIANTS, Result, Spec, described, measure, store, stored
 from tables import RESULTS, command_line, document, table
 
-SHARED = (
-    *("policy", "task", "level", "seed", "steps", "num_generations", "prompts_per_step"),
-    *("max_completion_length", "learning_rate", "beta"),
+NAME = "step_real"
+LEVERS = (
+    *("stock", "kit, nothing shared", "kit, shared prefill", "kit, shared loss", "kit"),
+    *("stock, recomputing", "kit, recomputing, nothing shared", "kit, recomputing"),
 )
-"""Settings of a run that the command line takes, with their defaults in ``Spec``."""
-
-OF_GRPO = "`stock` is TRL's RLOOTrainer under unsloth, and `stock-grpo` its GRPOTrainer. "
+WORKLOADS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "words": ("SmolLM2-135M, sums in words: prompts of 47 to 57 tokens", {"max_steps": 3}, LEVERS),
+    "maths": (
+        "SmolLM2-135M, word problems as in GSM8K: prompts of 135 to 165 tokens",
+        {"max_steps": 2, "max_completion_length": 100},
+        LEVERS,
+    ),
+    "arithmetic": ("The tiny policy, additions: prompts of about 20 tokens", {"max_steps": 5}, ABLATION),
+}
+"""Task -> its heading, what differs from the task's settings, and the trainers measured."""
 
 
 def main() -> None:
-    """Run what the command line asks for and write the table."""
+    """Measure what is missing and write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--trainer", nargs="+", choices=VARIANTS, default=list(ABLATION), metavar="NAME")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--micro-batch", type=int, help="completions in one pass; default: all of a step")
-    parser.add_argument("--name", default="step", help="of the files under benchmarks/results")
-    parser.add_argument("--fresh", action="store_true", help="measure again what was measured before")
-    parser.add_argument("--stored", action="store_true", help="write the stored runs' table again")
-    for name in SHARED:
-        value = getattr(Spec, name)
-        parser.add_argument("--" + name.replace("_", "-"), type=type(value), default=value)
-    arguments = parser.parse_args()
-    results = stored(arguments.name) if arguments.stored else measured(arguments)
-    text = report(results, command_line())
+    parser.add_argument("workload", nargs="*", help=f"of {', '.join(WORKLOADS)}; default: all")
+    parser.add_argument("--trainer", nargs="+", choices=VARIANTS, metavar="NAME")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument(
+        "--rewards", nargs="+", choices=("apart", "as they come"), default=["apart", "as they come"]
+    )
+    parser.add_argument("--stored", action="store_true", help="measure nothing")
+    asked = parser.parse_args()
+    known = {run.spec: run for run in stored(NAME)} if (RESULTS / f"{NAME}.json").exists() else {}
+    for spec in () if asked.stored else specs(asked):
+        if spec not in known:
+            known[spec] = measure(spec)
+            store(NAME, sorted(known.values(), key=order))
+            print(
+                spec.task,
+                spec.variant,
+                f"{statistics.median(per_token(known[spec])):.1f} ms a token",
+                flush=True,
+            )
+    text = report(sorted(known.values(), key=order), command_line())
     print("\n" + text)
-    (RESULTS / f"{arguments.name}.md").write_text(text)
+    (RESULTS / f"{NAME}.md").write_text(text)
 
 
-def measured(arguments: argparse.Namespace) -> list[Result]:
-    """The runs, also written to the .json."""
-    shared = {name: getattr(arguments, name) for name in SHARED}
-    micro_batch = arguments.micro_batch or arguments.num_generations * arguments.prompts_per_step
-    results = []
-    for repeat in range(arguments.repeats):
-        for name in arguments.trainer:
-            spec = Spec(name, repeat=repeat, max_steps=arguments.steps, micro_batch=micro_batch, **shared)
-            results.append(measure(spec, arguments.fresh))
-            print(name, repeat, *(f"{per_step(results[-1], c):.2f} {label}" for c, label in CLOCKS.items()))
-    store(arguments.name, results)
-    return results
+def specs(asked: argparse.Namespace) -> list[Spec]:
+    """The runs asked for, repeats outermost; with rewards as they come of stock and the kit alone, unless named."""
+    found = []
+    for repeat in range(asked.repeats):
+        for task in asked.workload or WORKLOADS:
+            _, settings, trainers = WORKLOADS[task]
+            for rewards in asked.rewards:
+                short = ("stock", "kit") if rewards == "as they come" else trainers
+                for name in asked.trainer or short:
+                    own: dict[str, Any] = {"no_ties": rewards == "apart", **TASKS[task].spec, **settings}
+                    own["steps"] = own["max_steps"]
+                    found.append(Spec(name, task=task, repeat=repeat, **own))
+    return found
 
 
-def per_step(result: Result, clock: str, phase: str | None = None) -> float:
-    """Mean seconds of a step, whole or in one phase, the first step left out."""
-    seconds = result.seconds(clock, phase)
-    return statistics.mean(seconds[1:] or seconds)
+def order(run: Result) -> tuple[object, ...]:
+    """Workloads and trainers as they are listed above, rewards that are apart first."""
+    spec = run.spec
+    trainers = WORKLOADS[spec.task][2]
+    place = trainers.index(spec.variant) if spec.variant in trainers else len(trainers)
+    return list(WORKLOADS).index(spec.task), not spec.no_ties, place, spec.variant, spec.repeat
 
 
-def report(results: list[Result], command: str) -> str:
-    """The tables, with the command and the machine."""
-    spec, groups = results[0].spec, dict[str, list[Result]]()
-    for result in results:
-        groups.setdefault(result.spec.variant, []).append(result)
-    columns = (
-        *("trainer", "CPU seconds", "to stock", "to kit", "wall seconds", "to stock"),
-        *("tokens a step", "dead groups", "peak GiB"),
-    )
-    return document(
-        "A step's time, by phase",
+def per_token(run: Result, phase: str | None = None) -> list[float]:
+    """CPU milliseconds a generated token of each step but the first, whole or in one phase."""
+    tokens = (step.tokens for step in run.steps[1:])
+    return [1000 * spent / n for spent, n in zip(run.seconds("cpu_seconds", phase)[1:], tokens, strict=True)]
+
+
+def report(runs: Sequence[Result], command: str) -> str:
+    """The document: the machine, and a table for each workload and kind of rewards."""
+    parts = [
         command,
-        described(results),
-        f"Policy {spec.policy}, {spec.prompts_per_step} prompts of K {spec.num_generations} completions a step in "
-        f"micro-batches of {spec.micro_batch}, at most {spec.max_completion_length} tokens each, beta {spec.beta}. "
-        f"{max(map(len, groups.values()))} runs of {spec.steps} steps each, a process each, the trainers taking "
-        "turns; figures are seconds a step, the first step left out: median over runs [lowest, highest].",
-        table(columns, "llrrlrrrr", [cells(name, groups) for name in groups]),
-        f"{OF_GRPO if 'stock-grpo' in groups else ''}"
-        "A trainer `no-X` is the kit with one optimisation off: the time it takes beyond the kit's is that "
-        "optimisation's share. Dead groups: share of groups whose K rewards are all equal. Peak: "
-        "the most memory held, the process and its libraries included on a CPU.",
-        "## CPU seconds by phase",
-        phase_table(groups, "cpu_seconds"),
-        "## Wall seconds by phase",
-        phase_table(groups, "wall_seconds"),
+        described(list(runs)),
+        "CPU milliseconds a generated token: median over steps and repeats [lowest, highest], and by phase the median. "
+        "To stock: stock's with the same `gradient_checkpointing`, which is False but where a line says recomputing. "
+        "*Nothing shared*: a prompt is computed for each of its completions, in sampling (*prefill*) and in the loss. "
+        "`no-X`: the kit with one optimisation off. Zero-variance: share of groups whose K rewards are all equal.",
+    ]
+    for task, (heading, _, _) in WORKLOADS.items():
+        for apart in (True, False):
+            groups: dict[str, list[Result]] = {}
+            for run in runs:
+                if run.spec.task == task and run.spec.no_ties == apart:
+                    groups.setdefault(run.spec.variant, []).append(run)
+            if groups:
+                how = "no zero-variance groups" if apart else "rewards as they come"
+                parts += [f"## {heading}; {how}", settings_of(groups), group_table(groups)]
+    return document("A step by phase: a real model and a toy", *parts)
+
+
+def settings_of(groups: dict[str, list[Result]]) -> str:
+    """The settings that a table's runs share."""
+    spec = next(iter(groups.values()))[0].spec
+    return (
+        f"{spec.prompts_per_step} prompts x K {spec.num_generations} a step in micro-batches of {spec.micro_batch}, at "
+        f"most {spec.max_completion_length} tokens, learning rate {spec.learning_rate:g}, beta {spec.beta:g}; "
+        f"{spec.max_steps} steps a run."
     )
 
 
-def cells(name: str, groups: dict[str, list[Result]]) -> list[str]:
-    """One trainer's line of the first table."""
-    runs = groups[name]
+def group_table(groups: dict[str, list[Result]]) -> str:
+    """A row for each trainer."""
 
-    def middle(clock: str) -> str:
-        values = [per_step(run, clock) for run in runs]
-        return f"{statistics.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
+    def middle(name: str, phase: str | None = None) -> float:
+        return statistics.median(value for run in groups[name] for value in per_token(run, phase))
 
-    def to(base: str, clock: str) -> str:
-        return f"{_median(runs, clock) / _median(groups[base], clock):.2f}" if base in groups else "-"
-
-    return [
-        *(name, middle("cpu_seconds"), to("stock", "cpu_seconds"), to("kit", "cpu_seconds")),
-        *(middle("wall_seconds"), to("stock", "wall_seconds")),
-        f"{statistics.mean(step.tokens for run in runs for step in run.steps):.0f}",
-        f"{statistics.mean(share for run in runs for share in run.dead):.2f}",
-        f"{statistics.median(run.peak_bytes for run in runs) / 2**30:.2f}",
-    ]
-
-
-def phase_table(groups: dict[str, list[Result]], clock: str) -> str:
-    """Each trainer's medians by phase."""
-    rows = [
-        [name, *(f"{_median(runs, clock, phase):.3f}" for phase in PHASES)] for name, runs in groups.items()
-    ]
-    return table(("trainer", *PHASES), "l" + "r" * len(PHASES), rows)
-
-
-def _median(runs: list[Result], clock: str, phase: str | None = None) -> float:
-    return statistics.median(per_step(run, clock, phase) for run in runs)
+    rows = []
+    for name, runs in groups.items():
+        values = [value for run in runs for value in per_token(run)]
+        stock = "stock, recomputing" if "recomputing" in name else "stock"
+        rows.append(
+            [
+                *(name, str(len(runs)), f"{middle(name):.2f} [{min(values):.2f}, {max(values):.2f}]"),
+                f"{middle(name) / middle(stock):.2f}" if stock in groups else "-",
+                *(f"{middle(name, phase):.2f}" for phase in PHASES),
+                f"{statistics.fmean(step.tokens for run in runs for step in run.steps[1:]):.0f}",
+                f"{statistics.fmean(share for run in runs for share in run.dead[1:]):.2f}",
+                f"{statistics.median(run.peak_bytes for run in runs) / 2**30:.2f}",
+            ]
+        )
+    ends = ("tokens a step", "zero-variance", "peak GiB")
+    columns = ("trainer", "runs", "CPU ms a token", "to stock", *PHASES, *ends)
+    return table(columns, "lrl" + "r" * (len(columns) - 3), rows)
 
 
 if __name__ == "__main__":
