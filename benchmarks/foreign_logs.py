@@ -1,8 +1,8 @@
 """Logs in the shape of plain TRL 1.15 and unsloth, simulated: sick ones of many kinds, and healthy ones.
 
-For health_alarms.py, which counts what the diagnosis makes of them, and for tests/watch.  A run draws completions:
-each prompt has a chance of its own, each completion a format, an answer and a length; figures that no completion
-decides (KL, entropy, gradient, learning rate) follow a course with noise.  No policy is trained, so this tells whether
+For tests/watch and the table of symptoms; results/health_alarms.md counts what the diagnosis makes of them.  A run
+draws completions: each prompt has a chance of its own, each completion a format, an answer and a length; figures that
+no completion decides (KL, entropy, gradient, learning rate) follow a course with noise.  No policy is trained, so this tells whether
 a course that looks like this is named, and nothing about what causes it.
 """
 

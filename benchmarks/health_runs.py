@@ -2,7 +2,6 @@
 
     OMP_NUM_THREADS=1 python benchmarks/health_runs.py              # all that are not recorded yet
     OMP_NUM_THREADS=1 python benchmarks/health_runs.py "NAME" ...   # these, anew
-    python benchmarks/health_runs.py --left                         # those that notebooks 01 and 02 leave in out/
 
 Writes one JSON file per run to tests/data/health: what was set, and the trainer's log, which tests/watch reads.  A pair
 differs in the setting that the diagnosis names, and in nothing else.
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     Messages = list[list[dict[str, str]]]
 
 ROOT = Path(__file__).resolve().parent.parent
-DATA, OUT = ROOT / "tests" / "data" / "health", ROOT / "out"
+DATA = ROOT / "tests" / "data" / "health"
 
 BASE = {
     "num_generations": 8,
@@ -50,8 +49,6 @@ WARM_UP = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 16}
 ONE_PROMPT = {"num_generations": 2, "per_device_train_batch_size": 2}
 TWO_PASSES = {"num_iterations": 2, "max_steps": 12}
 FORM_AND_ANSWER = {"rewards": ["closed_thought", "right_answer"]}
-ONLY_FIRST = {"max_steps": 15, "reward_weights": [1.0, 0.0, 0.0, 0.0]}
-ONLY_SECOND = {"max_steps": 15, "reward_weights": [0.0, 1.0, 0.0, 0.0]}
 
 
 WHOLE = rewards.answer_reward(form="whole")
@@ -196,25 +193,6 @@ completions are drawn from the weights of the start, as by an engine that is not
 policy sums of one-digit numbers are the harder ones: they are one in 25 of what it has seen."""
 
 
-NOTEBOOK_2 = "notebooks/02_thinking_rewards.ipynb, seed 0"
-LEFT: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "quickstart seed 0.healthy": ("notebooks/01_quickstart.ipynb, seed 0", "quickstart", {"max_steps": 30}),
-    "quickstart seed 2.healthy": (
-        "benchmarks/quickstart_seeds.py --seeds 2",
-        "quickstart/earlier/checkpoint-30",
-        {"max_steps": 30, "seed": 2},
-    ),
-    "noisy reward.healthy": (
-        "notebooks/03_rloo_vs_grpo.ipynb, its last run",
-        "rloo_vs_grpo/run",
-        {"max_steps": 16, "reward_weights": [1.0, 0.0]},
-    ),
-    "length hacking.ill": (NOTEBOOK_2, "thinking_rewards/copied", ONLY_FIRST),
-    "length hacking.mended": (NOTEBOOK_2, "thinking_rewards/better", ONLY_SECOND),
-}
-"""Copied with ``--left``: what leaves a run in out/, where, and how its config differs from BASE."""
-
-
 def runs() -> dict[str, dict[str, Any]]:
     """Name -> what a run sets over BASE, and :data:`WORDS`."""
     found = {f"{name}.healthy": setting for name, setting in HEALTHY.items()}
@@ -227,14 +205,8 @@ def main() -> None:
     """Record the runs that were asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="of runs; those that are not recorded yet if none is given")
-    parser.add_argument("--left", action="store_true", help="take the logs that notebooks left in out/")
     given = parser.parse_args()
     DATA.mkdir(parents=True, exist_ok=True)
-    if given.left:
-        for name, (made_by, folder, config) in LEFT.items():
-            state = json.loads((OUT / folder / "trainer_state.json").read_text())
-            file_of(name).write_text(recorded(config, state["log_history"], made_by))
-        return
     for name in given.names or [name for name in runs() if not file_of(name).exists()]:
         print(name, flush=True)
         log = train(runs()[name])

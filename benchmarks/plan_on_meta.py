@@ -27,61 +27,36 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / ".triton")]
 
 COUNTED = ("load", "generate", "log-probs", "forward", "backward", "optimizer")
+EIGHT_BIT = {"optimizer": "adamw_8bit"}
 SHORT = (
     {"model": "qwen3-4b", "layers": 3, "rows": 8, "micro": 2, "padded": True},
-    {
-        "model": "qwen3-0.6b",
-        "layers": 3,
-        "rows": 4,
-        "micro": 4,
-        "completion": 1536,
-        "optimizer": "adamw_8bit",
-    },
+    {"model": "qwen3-0.6b", "layers": 3, "rows": 4, "micro": 4, "completion": 1536} | EIGHT_BIT,
     {"model": "qwen3-1.7b", "layers": 3, "rows": 4, "micro": 2, "padded": True, "checkpointing": False},
 )
 """For the test: few layers, and all else as it is."""
 
-FULL = (
+WHOLE = (
     {"model": "qwen3-0.6b", "rows": 16, "micro": 8, "padded": True},
     {"model": "qwen3-1.7b", "rows": 8, "micro": 2},
     {"model": "qwen3-4b", "rows": 8, "micro": 2, "padded": True},
-    {"model": "qwen3-8b", "rows": 8, "micro": 2, "optimizer": "adamw_8bit"},
+    {"model": "qwen3-8b", "rows": 8, "micro": 2} | EIGHT_BIT,
     {"model": "qwen3-14b", "rows": 4, "micro": 1, "padded": True},
-    {"model": "qwen3-0.6b", "layers": 6, "rows": 2, "micro": 1, "completion": 128},
-    {
-        "model": "qwen3-0.6b",
-        "layers": 6,
-        "micro": 4,
-        "completion": 4096,
-        "padded": True,
-        "checkpointing": True,
-    },
-    {"model": "qwen3-1.7b", "layers": 6, "micro": 4, "completion": 2048, "padded": True},
-    {"model": "qwen3-1.7b", "layers": 6, "rows": 4, "micro": 2, "completion": 512, "checkpointing": False},
-    {"model": "qwen3-4b", "layers": 6, "rows": 2, "micro": 1, "completion": 4096, "padded": True},
-    {"model": "qwen3-4b", "layers": 6, "micro": 8, "optimizer": "adamw_8bit"},
-    {"model": "qwen3-4b", "layers": 6, "rows": 16, "micro": 2, "completion": 2048, "checkpointing": True},
-    {"model": "qwen3-4b", "layers": 6, "rows": 4, "micro": 1, "padded": True, "checkpointing": False},
-    {
-        "model": "qwen3-8b",
-        "layers": 6,
-        "micro": 4,
-        "completion": 2048,
-        "padded": True,
-        "optimizer": "adamw_8bit",
-    },
-    {
-        "model": "qwen3-8b",
-        "layers": 6,
-        "rows": 16,
-        "micro": 1,
-        "completion": 256,
-        "padded": True,
-        "checkpointing": True,
-    },
-    {"model": "qwen3-14b", "layers": 6, "micro": 2, "completion": 512, "optimizer": "adamw_8bit"},
-    {"model": "qwen3-14b", "layers": 6, "rows": 2, "micro": 2, "checkpointing": True},
 )
+OF_SIX_LAYERS = (
+    {"model": "qwen3-0.6b", "rows": 2, "micro": 1, "completion": 128},
+    {"model": "qwen3-0.6b", "micro": 4, "completion": 4096, "padded": True, "checkpointing": True},
+    {"model": "qwen3-1.7b", "micro": 4, "completion": 2048, "padded": True},
+    {"model": "qwen3-1.7b", "rows": 4, "micro": 2, "completion": 512, "checkpointing": False},
+    {"model": "qwen3-4b", "rows": 2, "micro": 1, "completion": 4096, "padded": True},
+    {"model": "qwen3-4b", "micro": 8} | EIGHT_BIT,
+    {"model": "qwen3-4b", "rows": 16, "micro": 2, "completion": 2048, "checkpointing": True},
+    {"model": "qwen3-4b", "rows": 4, "micro": 1, "padded": True, "checkpointing": False},
+    {"model": "qwen3-8b", "micro": 4, "completion": 2048, "padded": True} | EIGHT_BIT,
+    {"model": "qwen3-8b", "rows": 16, "micro": 1, "completion": 256, "padded": True, "checkpointing": True},
+    {"model": "qwen3-14b", "micro": 2, "completion": 512} | EIGHT_BIT,
+    {"model": "qwen3-14b", "rows": 2, "micro": 2, "checkpointing": True},
+)
+FULL: tuple[dict[str, Any], ...] = (*WHOLE, *({"layers": 6} | case for case in OF_SIX_LAYERS))
 """Each shape in full, and more configurations on six layers of it: one layer is like another."""
 
 

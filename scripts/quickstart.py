@@ -84,23 +84,14 @@ class _Showing(NotebookClient):
 
 
 def run(notebook: Path, parameters: dict[str, object] | None = None, show: bool = True) -> Run:
-    """Execute a copy of the quickstart notebook, and ask its kernel for the results; see :func:`asked`."""
-    started = time.monotonic()
-    return Run(**asked(notebook, ASK, parameters, show), seconds=time.monotonic() - started)
-
-
-def asked(
-    notebook: Path, code: str, parameters: dict[str, object] | None = None, show: bool = True
-) -> dict[str, Any]:
-    """Execute a copy of a notebook, left under out/, and then code that prints one line of JSON; what that says.
+    """Execute a copy of the quickstart notebook, left under out/, and ask its kernel for the results.
 
     Args:
         notebook: has a cell tagged ``parameters`` if any are given.
-        code: runs in its kernel after its last cell, and is not part of the copy.
         parameters: values that replace those of that cell.
         show: whether to print the cells and their output.
     """
-    book = load_notebook_node(str(notebook))
+    started, book = time.monotonic(), load_notebook_node(str(notebook))
     if parameters:
         book = parameterize_notebook(book, parameters)
     client = (_Showing if show else NotebookClient)(
@@ -114,11 +105,10 @@ def asked(
                 if show:
                     print(f"\n[{number}/{len(cells)}] {book.cells[index].source.splitlines()[0]}", flush=True)
                 client.execute_cell(book.cells[index], index)
-            answer = client.execute_cell(nbformat.v4.new_code_cell(code), -1)
+            answer = client.execute_cell(nbformat.v4.new_code_cell(ASK), -1)
     finally:
         nbformat.write(book, OUT / notebook.name)
-    found: dict[str, Any] = json.loads(answer.outputs[0]["text"])
-    return found
+    return Run(**json.loads(answer.outputs[0]["text"]), seconds=time.monotonic() - started)
 
 
 def share(accuracy: tuple[float, float, float]) -> str:

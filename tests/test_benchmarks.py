@@ -92,15 +92,6 @@ class TestPhases:
             assert (done.total, done.tokens) == (Spent(127, 254), 4)
         assert meter.total.cpu_seconds == 254
 
-    def test_tokens_are_counted_where_sampling_gives_log_probabilities_too_as_grpos_does(self) -> None:
-        trainer, _, time = metered()
-        trainer._generate_single_turn = lambda prompt_ids: ([[7, 8, 9], [7]], None)  # type: ignore[method-assign]
-        meter = Meter(trainer, now=time)
-        meter.begin()
-        trainer.step()
-        meter.end_step()
-        assert meter.steps[0].tokens == 4
-
     def test_a_pass_of_a_copied_adapter_or_of_a_model_of_its_own_is_the_references(self) -> None:
         trainer, meter, _ = metered()
         meter.begin()
@@ -186,19 +177,18 @@ class TestRuns:
         assert reward(completions=completions, answer=["42"] * 6) == [1.0, 0.0, 0.2, 0.0, 1.0, 1.0]
         assert (reward.dead, reward.means) == ([1 / 3], [0.5333])
 
-    @pytest.mark.parametrize(
-        "name", [*map(time_to_accuracy.name_of, learned.TASKS), "step", "step_grpo", "step_trained"]
-    )
-    def test_a_stored_table_is_what_the_stored_runs_give(self, name: str) -> None:
-        text = (runs.RESULTS / f"{name}.md").read_text()
-        command = f"`{text.split('`')[1]}`"
-        script = time_to_accuracy.NAME if name.startswith(time_to_accuracy.NAME) else "step"
-        assert f"{script}.py" in command
-        if script == time_to_accuracy.NAME:
-            task = next(task for task in learned.TASKS if time_to_accuracy.name_of(task) == name)
-            assert time_to_accuracy.report(time_to_accuracy.stored_runs(task), command) == text
-        else:
-            assert step.report(runs.stored(name), command) == text
+    @pytest.mark.parametrize("task", learned.TASKS)
+    def test_a_stored_table_is_what_the_stored_runs_give(self, task: str) -> None:
+        file = runs.RESULTS / f"{time_to_accuracy.name_of(task)}.md"
+        if not file.exists():
+            pytest.skip("measured by step.py alone")
+        text = file.read_text()
+        assert time_to_accuracy.report(time_to_accuracy.stored_runs(task), f"`{text.split('`')[1]}`") == text
+
+    def test_rewards_a_thousandth_apart_leave_no_group_without_spread(self) -> None:
+        reward = runs.CountedReward(lambda completions, **_: [0.5] * len(completions), k=2, no_ties=True)
+        assert reward(completions=["a"] * 4) == [0.5, 0.501, 0.5, 0.501]
+        assert reward.dead == [0.0]
 
 
 def pair_of(first: Sequence[Result], other: Sequence[Result]) -> time_to_accuracy.Runs:
@@ -283,15 +273,21 @@ class TestTimeToAccuracy:
 
 
 class TestStep:
-    def test_the_table_compares_each_trainer_with_stock_and_with_the_kit_without_the_first_step(self) -> None:
-        seconds = {"stock": 4.0, "kit": 1.0, "no-single-pass": 1.5}
+    def test_the_table_compares_each_trainer_with_stock_by_the_token_without_the_first_step(self) -> None:
+        seconds = {"stock": 4.0, "kit": 1.0, "stock, recomputing": 8.0, "kit, recomputing": 2.0}
         slow = Update({name: Spent(100, 100) for name in PHASES}, 1)
-        timed = [run_of(name, REACHES, took) for name, took in seconds.items()]
+        timed = [run_of(name, REACHES, took, no_ties=True) for name, took in seconds.items()]
         results = [dataclasses.replace(run, steps=(slow, *run.steps[1:])) for run in timed]
         text = step.report(results, "`python benchmarks/step.py`")
-        assert "| no-single-pass | 1.50 [1.50, 1.50] | 0.38 | 1.50 | 3.00 [3.00, 3.00] | 0.38 |" in text
-        assert "| kit | 1.000 | 0.000 |" in text
-        assert "| kit | 1.00 [1.00, 1.00] | - | 1.00 |" in step.report(results[1:], "without stock")
+        assert "no zero-variance groups" in text
+        assert "| kit | 1 | 10.00 [10.00, 10.00] | 0.25 | 10.00 | 0.00 |" in text
+        assert "| kit, recomputing | 1 | 20.00 [20.00, 20.00] | 0.25 |" in text
+        assert "| kit | 1 | 10.00 [10.00, 10.00] | - |" in step.report(results[1:2], "without stock")
+
+    def test_stock_and_the_kit_take_turns_repeat_by_repeat(self) -> None:
+        asked = SimpleNamespace(workload=["words"], trainer=None, repeats=2, rewards=["as they come"])
+        found = [(spec.variant, spec.repeat, spec.policy) for spec in step.specs(asked)]
+        assert found == [(name, i, "smollm2-135m") for i in (0, 1) for name in ("stock", "kit")]
 
 
 class TestSeeds:

@@ -22,8 +22,6 @@ from rloo_kit.memory.cards import first_run
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-import readme  # noqa: E402
-
 import docs  # noqa: E402 - scripts/docs.py
 
 README = ROOT / "README.md"
@@ -40,7 +38,9 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-CELLS = readme.cells("In a notebook")
+CELLS = re.findall(
+    r"^```python\n(.*?)^```", README.read_text().split("## In a notebook\n")[1].split("\n#")[0], re.S | re.M
+)
 BLOCKS = [(page, number, block) for page in PAGES for number, block in enumerate(blocks(page))]
 IDS = [f"{page.name}, block {number + 1}" for page, number, _ in BLOCKS]
 PACKAGES = {"rloo_kit": rloo_kit, "rewards": rewards}

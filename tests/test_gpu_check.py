@@ -155,15 +155,6 @@ def test_every_part_is_reached_within_nine_minutes_and_needs_come_first() -> Non
     assert reached >= {"correct", "memory", "speed", "hygiene"}
 
 
-def test_candidates_are_arguments_of_speed_each_beside_the_kits_default() -> None:
-    assert not any("candidate" in one.name for one in checks.chosen())
-    names = [one.name for one in checks.chosen(["hygiene"], ["fused 4-bit rows"])]
-    assert names[-1] == "speed/candidate fused 4-bit rows"
-    assert "speed/256 tokens, kit" in names
-    every = checks.chosen(["speed"], ["all"])
-    assert sum("candidate" in one.name for one in every) == len(checks.CANDIDATES) > 10
-
-
 # --- the report -------------------------------------------------------------------------------------------
 
 
@@ -185,7 +176,7 @@ def one_check(monkeypatch: Any, name: str, run: Any) -> None:
     """The command has one check, on a machine with a GPU."""
     machine = {"device": "a card", "memory": "24 GiB", "versions": "torch 2.13"}
     monkeypatch.setattr(command, "machine_of", lambda: machine)
-    monkeypatch.setattr(checks, "chosen", lambda only, candidates: [check(run, name=name)])
+    monkeypatch.setattr(checks, "chosen", lambda only: [check(run, name=name)])
 
 
 def test_results_are_files_and_a_later_command_adds_to_them(

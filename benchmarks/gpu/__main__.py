@@ -2,14 +2,13 @@
 
     make gpu-check                                       everything, within 9 minutes
     make gpu-check ARGS="--only speed --only memory"     parts: correct, memory, speed, hygiene; or a check's name
-    make gpu-check ARGS="--only speed --candidate all"   each switch of the stack beside the kit's default
     make gpu-check PY=python3                            another interpreter that has the stack; installs nothing
     make gpu-check ARGS="--rehearse t4"                  tries it without a GPU: a pretended card, the tiny policy
 
 Nothing is downloaded: weights are random, or the bundled tiny policy's.  Checks run in the order of worth, each in a
 process of its own; what the budget does not reach is listed as not run.  Results go to benchmarks/results/gpu/DEVICE
 after each check (results.json, results.md, log.txt), and a later command adds to them.  The exit status is 1 where a
-check failed and 2 where there is no GPU or no such check; a candidate that cannot run is a result and fails nothing.
+check failed and 2 where there is no GPU or no such check.
 """
 
 from __future__ import annotations
@@ -50,15 +49,13 @@ print(json.dumps({"device": torch.cuda.get_device_name(), "CUDA": torch.version.
 def main(words: list[str] | None = None) -> int:
     """Run what the command line asks for; the exit status."""
     parser = argparse.ArgumentParser("python -m benchmarks.gpu", usage=__doc__)
-    names = ["all", *checks.CANDIDATES]
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="names that begin so")
-    parser.add_argument("--candidate", action="append", default=[], choices=names, help="may be repeated")
     parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, metavar="SECONDS")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where results go")
     parser.add_argument("--rehearse", choices=pretended.CARDS, metavar="CARD", help="on a pretended card")
     parser.add_argument("--list", action="store_true", help="name the checks, in order, and run none")
     asked, started = parser.parse_args(words), time.monotonic()
-    found = checks.chosen(asked.only, asked.candidate)
+    found = checks.chosen(asked.only)
     if not found:
         print(f"No check's name begins with {' or '.join(asked.only)}; --list names them all.")
         return 2
@@ -102,7 +99,7 @@ def run(found: list[Check], machine: dict[str, str], out: Path, budget: float, i
                 earlier = report.load(out / "results.json")
                 report.save(out, machine, report.merged(earlier, {check.name: outcome}))
     print("\n" + report.counts(mine))
-    return int(any(o.status == FAILED and not n.startswith("speed/candidate") for n, o in mine.items()))
+    return int(any(outcome.status == FAILED for outcome in mine.values()))
 
 
 def machine_of() -> dict[str, str]:

@@ -5,7 +5,6 @@ Only the list: functions are in the files named after the parts.  Seconds are gu
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
 
 from .runner import Check
 from .work import KIT, PLAIN, UNSLOTH
@@ -13,12 +12,8 @@ from .work import KIT, PLAIN, UNSLOTH
 # By name: mypy knows the file as part of the folder benchmarks, and not as a package.
 pretended = importlib.import_module("benchmarks.pretended")
 
-CARD_GIB = {
-    "qwen3-0.6b": 3,
-    "qwen3-1.7b": 4,
-    "qwen3-4b": 6,
-    "qwen3-8b": 9,
-}  # the smallest GPU that trains each
+# The smallest GPU that trains each.
+CARD_GIB = {"qwen3-0.6b": 3, "qwen3-1.7b": 4, "qwen3-4b": 6, "qwen3-8b": 9}
 CASES = (
     ("qwen3-4b", 8, 1, 256, 8),
     ("qwen3-8b", 4, 1, 128, 4),
@@ -32,23 +27,6 @@ CASES = (
 )
 """Of memory: shape, K, prompts at once, completion tokens, rows in a pass.  Passes that hold no whole group of K take
 one more pass, for the KL term."""
-CANDIDATES: dict[str, dict[str, Any]] = {
-    "fused 4-bit rows": {"variables": {"UNSLOTH_GEMV_MAX_ROWS": "8"}},
-    "4-bit matrices made in 16 bit": {"variables": {"UNSLOTH_BNB_GEMM_4BIT": "0"}},
-    "products of 4-bit matrices": {"variables": {"UNSLOTH_BNB_GEMM_4BIT": "1"}},
-    "lm_head row by row": {"config": {"fast_sampling": False}},
-    "2 prompts at once": {"groups": 2},
-    "4 prompts at once": {"groups": 4},
-    "no decode graphs": {"variables": {"UNSLOTH_DECODE_CUDA_GRAPHS": "0"}},
-    "decode buffers whole": {"variables": {"UNSLOTH_DECODE_GRAPH_PREALLOC": "1"}},
-    "continuous batching": {"config": {"use_transformers_continuous_batching": True}},
-    "layers compiled": {"variables": {"UNSLOTH_BLOCK_COMPILE": "1"}},
-    "two passes": {"config": {"single_pass": False}},
-    "checkpointing True": {"load": {"gradient_checkpointing": True}},
-    "no checkpointing": {"load": {"gradient_checkpointing": False}},
-    "static cache": {"config": {"cache_implementation": "static"}},
-}
-"""Of speed: one public switch of the stack each, in the order of the gain that is expected."""
 
 
 def shape(name: str) -> Check:
@@ -70,13 +48,6 @@ def timed(trainer: str, tokens: int) -> Check:
     arguments, rehearsed = {"trainer": trainer, "tokens": tokens}, trainer != PLAIN and tokens == 256
     name = f"speed/{tokens} tokens, {trainer}"
     return Check(name, "speed:run", seconds, arguments, ("shape/qwen3-4b",), rehearsed=rehearsed)
-
-
-def candidate(name: str) -> Check:
-    """A candidate, beside the kit's default."""
-    arguments = {"trainer": KIT, "tokens": 256, "candidate": CANDIDATES[name]}
-    variables = CANDIDATES[name].get("variables", {})
-    return Check(f"speed/candidate {name}", "speed:run", 45, arguments, (timed(KIT, 256).name,), variables)
 
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "UNSLOTH_FORCE_CPU": "1", pretended.VARIABLE: ""}
@@ -107,13 +78,10 @@ CHECKS = [
 ]
 
 
-def chosen(only: Sequence[str] = (), candidates: Sequence[str] = ()) -> list[Check]:
-    """The checks whose names begin with one of ``only`` (none means all), candidates by name or "all", and what they
-    need, in order."""
-    asked = [candidate(name) for name in (CANDIDATES if "all" in candidates else candidates)]
-    every = {check.name: check for check in [*CHECKS, *asked]}
+def chosen(only: Sequence[str] = ()) -> list[Check]:
+    """The checks whose names begin with one of ``only`` (none means all), and what they need, in order."""
+    every = {check.name: check for check in CHECKS}
     wanted = {name for name in every if not only or name.startswith(tuple(only))}
-    wanted |= {check.name for check in asked}
     while missing := {need for name in wanted for need in every[name].needs} - wanted:
         wanted |= missing
     return [check for check in every.values() if check.name in wanted]

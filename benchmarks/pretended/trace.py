@@ -52,28 +52,11 @@ class Case:
 
 
 class MetaGauge(TensorGauge):
-    """Counts what lies on the pretended card.
-
-    Attributes:
-        at_peak: where ``keeps_peak`` is set, storage -> bytes, shape and type of what was live at the peak.
-    """
-
-    keeps_peak = False
-
-    def __init__(self, standing: list[torch.Tensor]) -> None:
-        self._shapes: dict[int, str] = {}
-        self.at_peak: dict[int, tuple[int, str]] = {}
-        super().__init__(standing)
+    """Counts what lies on the pretended card."""
 
     def _count(self, tensor: torch.Tensor) -> None:
-        if not on_meta(tensor):
-            return
-        key, before = tensor.untyped_storage()._cdata, self.peak_bytes
-        if key not in self._known:
-            self._shapes[key] = f"{tuple(tensor.shape)} {str(tensor.dtype)[6:]}"
-        super()._count(tensor)
-        if self.keeps_peak and self.peak_bytes > before:
-            self.at_peak = {key: (size, self._shapes[key]) for key, size in self._sizes.items()}
+        if on_meta(tensor):
+            super()._count(tensor)
 
 
 class Run:

@@ -52,7 +52,7 @@ class Bundled:
 
 
 # Qwen3's architecture, ids and chat template with 3 layers of width 64, warm-started on sums below 100: no language
-# model.  scripts/train_tiny.py makes it; benchmarks/results/tiny.md has its figures.
+# model.  scripts/train_tiny.py of commit c7c6467 made it; benchmarks/results/tiny.md has its figures.
 DATA = Path(__file__).parent / "data" / "tiny_qwen3"
 EMBEDDING = "model.embed_tokens.weight"
 

@@ -1,6 +1,6 @@
 """Inputs that are wrong or odd, each with what a message has to name.
 
-For tests/train/test_validate.py and benchmarks/bad_inputs.py: each is given to TRL's trainer and to the kit's alike.
+For tests/train; benchmarks/results/bad_inputs.md has what TRL's trainer and the kit's made of each.
 """
 
 from __future__ import annotations
