@@ -2,8 +2,8 @@
 
 For tests/watch and the table of symptoms; results/health_alarms.md counts what the diagnosis makes of them.  A run
 draws completions: each prompt has a chance of its own, each completion a format, an answer and a length; figures that
-no completion decides (KL, entropy, gradient, learning rate) follow a course with noise.  No policy is trained, so this tells whether
-a course that looks like this is named, and nothing about what causes it.
+no completion decides (KL, entropy, gradient, learning rate) follow a course with noise.  No policy is trained, so this
+tells whether a course that looks like this is named, and nothing about what causes it.
 """
 
 from __future__ import annotations

@@ -177,12 +177,9 @@ class TestRuns:
         assert reward(completions=completions, answer=["42"] * 6) == [1.0, 0.0, 0.2, 0.0, 1.0, 1.0]
         assert (reward.dead, reward.means) == ([1 / 3], [0.5333])
 
-    @pytest.mark.parametrize("task", learned.TASKS)
+    @pytest.mark.parametrize("task", [task for task in learned.TASKS if task != "maths"])
     def test_a_stored_table_is_what_the_stored_runs_give(self, task: str) -> None:
-        file = runs.RESULTS / f"{time_to_accuracy.name_of(task)}.md"
-        if not file.exists():
-            pytest.skip("measured by step.py alone")
-        text = file.read_text()
+        text = (runs.RESULTS / f"{time_to_accuracy.name_of(task)}.md").read_text()
         assert time_to_accuracy.report(time_to_accuracy.stored_runs(task), f"`{text.split('`')[1]}`") == text
 
     def test_rewards_a_thousandth_apart_leave_no_group_without_spread(self) -> None:
