@@ -1,7 +1,6 @@
 """What training changed: completions of the same prompts before and after, with the change's own interval.
 
-Two evaluations that were not measured alike are refused: their difference would be that of the settings.  It samples
-nothing and grades nothing.
+Two evaluations that were not measured alike are refused: their difference would be that of the settings.
 """
 
 from __future__ import annotations
@@ -10,25 +9,27 @@ import html
 import json
 import re
 import textwrap
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rewards.text import question
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
 from rloo_kit import argument_types
-from rloo_kit.argument_types import Natural
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.evaluation.evaluate import Evaluation
 from rloo_kit.evaluation.intervals import Interval, bootstrap
 from rloo_kit.models import EOS_TEXTS
+from rloo_kit.argument_types import Natural
 
 if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion, Prompt
 
 CELL = "text-align:left;vertical-align:top;white-space:pre-wrap;overflow-wrap:anywhere"
+
+Graded = tuple["Completion", float | None, bool | None]  # with its reward, and whether it is right
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,7 @@ class Comparison:
     """Completions in pairs, largest change of reward first; ``print`` it, or make it a cell's last value.
 
     Attributes:
-        pairs: all of them, sorted by the size of their change of reward, then those whose tokens changed, then in the
-            dataset's order.
+        pairs: by the size of their change of reward, then those whose tokens changed.
         reward_change: mean of reward after - before; None without rewards.  The prompts are the same before and
             after, so the test of a change is this interval, a percentile bootstrap of the per-prompt differences (Efron
             1979), not whether two intervals overlap.
@@ -106,8 +106,7 @@ class Comparison:
 
     def text(self, width: int = 100) -> str:
         """The headline, then of each pair the question and both completions, in lines of at most ``width``."""
-        rule = "─" * width
-        parts = [self.headline, *(one for shown in self._shown() for one in ("", rule, *shown))]
+        parts = [self.headline, *(one for shown in self._shown() for one in ("", "─" * width, *shown))]
         lines = [line for part in parts for line in _printable(part).split("\n")]
         return "\n".join(wrapped for line in lines for wrapped in textwrap.wrap(line, width) or [""])
 
@@ -135,9 +134,7 @@ class Comparison:
 def compare(
     before: Evaluation, after: Evaluation, *, n: int = 5, tokens: ThinkTokens = QWEN3, chars: int = 600
 ) -> Comparison:
-    """Pair the completions of two evaluations, prompt by prompt.
-
-    Several completions of a prompt are paired in their order.
+    """Pair the completions of two evaluations, prompt by prompt; several of a prompt in their order.
 
     Args:
         before, after: what ``evaluate`` returned before and after training.
@@ -151,14 +148,11 @@ def compare(
     """
     for name, given in {"before": before, "after": after}.items():
         if not isinstance(given, Evaluation):
-            raise DatasetError(
-                f"{name} is not an evaluation",
-                where=f"compare({name}={type(given).__name__})",
-                todo="pass what rloo_kit.evaluate(policy, dataset, ...) returned, before and after training",
-            )
+            where, todo = f"compare({name}={type(given).__name__})", "pass what rloo_kit.evaluate(...) returned"
+            raise DatasetError(f"{name} is not an evaluation", where=where, todo=todo)
     argument_types.check({"n": n, "chars": chars}, {"n": Natural, "chars": Natural}, "compare")
     _check_settings(before, after)
-    pairs = _paired(before, after)
+    pairs = _paired(_by_prompt(before), _by_prompt(after))
     pairs.sort(key=lambda pair: (-abs(pair.change or 0.0), pair.before.ids == pair.after.ids))
     changes = _mean_change(pairs, "change"), _mean_change(pairs, "accuracy_change")
     return Comparison(tuple(pairs), *changes, n, tokens, chars)
@@ -178,31 +172,28 @@ def _check_settings(before: Evaluation, after: Evaluation) -> None:
         )
 
 
-def _paired(before: Evaluation, after: Evaluation) -> list[Pair]:
+def _by_prompt(found: Evaluation) -> dict[str, list[Graded]]:
+    correct = found.correct or (None,) * len(found.completions)
+    groups: defaultdict[str, list[Graded]] = defaultdict(list)
+    for graded in zip(found.completions, found.rewards, correct, strict=True):
+        groups[_key(graded[0].prompt)].append(graded)
+    return groups
+
+
+def _paired(before: dict[str, list[Graded]], after: dict[str, list[Graded]]) -> list[Pair]:
     """Each prompt's completions, first with first."""
-    mine, theirs = (Counter(_key(one.prompt) for one in found.completions) for found in (before, after))
-    if mine != theirs:
-        lacking, more = (mine - theirs).total(), (theirs - mine).total()
+    lacking, more = (
+        sum(max(0, len(said) - len(theirs.get(key, ()))) for key, said in mine.items())
+        for mine, theirs in ((before, after), (after, before))
+    )
+    if lacking or more:
         raise DatasetError(
             "the two evaluations are not of the same prompts",
-            where=f"compare, {lacking} of {mine.total()} completions have no partner after, "
-            f"{more} of {theirs.total()} none before",
+            where=f"compare, {lacking} completions have no partner after, {more} none before",
             todo="evaluate the same rows before and after training, such as task.held_out with the same n",
         )
-    waiting: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
-    for said, *graded in _graded(after):
-        waiting[_key(said.prompt)].append((said, *graded))
-    found = []
-    for said, reward, right in _graded(before):
-        later, *theirs_graded = waiting[_key(said.prompt)].pop(0)
-        rewards, correct = zip((reward, right), theirs_graded, strict=True)
-        found.append(Pair(said.prompt, said, later, rewards, correct))
-    return found
-
-
-def _graded(found: Evaluation) -> zip[tuple[Any, ...]]:
-    correct = found.correct or (None,) * len(found.completions)
-    return zip(found.completions, found.rewards, correct, strict=True)
+    both = (pair for key, said in before.items() for pair in zip(said, after[key], strict=True))
+    return [Pair(first[0].prompt, *zip(first, second, strict=True)) for first, second in both]
 
 
 def _mean_change(pairs: list[Pair], name: str) -> Interval | None:
@@ -233,9 +224,9 @@ def marked(completion: Completion, tokens: ThinkTokens = QWEN3, chars: int = 600
             notes += f" [{written - real} of {written} {marker} are typed letters]"
     parts = re.split(f"({'|'.join(boundaries)})", completion.text) if boundaries else [completion.text]
     text = "".join(f"«{one}»" if one in boundaries else _shortened(one, chars) for one in parts)
-    last = completion.ids[-1] if completion.ids else -1
     if not completion.finished:
         return f"{text} [cut at {len(completion.ids)} tokens]{notes}"
+    last = completion.ids[-1] if completion.ids else -1
     known = last in EOS_TEXTS and last in tokens.eos_ids
     return f"{text}{f'«{EOS_TEXTS[last]}»' if known else ' [end]'}{notes}"
 

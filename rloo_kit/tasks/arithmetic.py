@@ -12,19 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rewards.answers import answer_reward
 from rloo_kit.errors import ConfigError
 from rloo_kit.session import output
 from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_from, draw, falls_out, made
 
 if TYPE_CHECKING:
     from rewards.answers import Form
-    from rewards.trl_interface import Reward
     from rloo_kit.policy.policy import Policy
 
 TARGET_RATE = 0.5  # a binary reward's variance, and so what RLOO can learn from, is largest here
-
-WHOLE = answer_reward(form="whole")  # the bundled tiny Qwen3 answers with a sum and nothing else
 
 
 @dataclass(frozen=True)
@@ -59,81 +55,52 @@ class Level(NamedTuple):
     draw: Callable[[random.Random], Problem]
 
 
-def sum_of(*operands: int) -> Problem:
-    """The addition of the operands, in this order."""
-    return Problem(" + ".join(map(str, operands)), operands, sum(operands))
+def problem(template: str, operands: tuple[int, ...]) -> Problem:
+    """A template, such as "{} * {} - {}", of products that are added and subtracted, filled in.
+
+    >>> problem("{} * {} - {}", (3, 4, 5))
+    Problem(expression='3 * 4 - 5', operands=(3, 4, 5), answer=7, asks='')
+    """
+    expression = template.format(*operands)
+    terms = expression.replace("- ", "+ -").split(" + ")
+    return Problem(expression, operands, sum(math.prod(map(int, term.split(" * "))) for term in terms))
+
+
+def sum_of(a: int, b: int) -> Problem:
+    """The addition of two numbers, in this order."""
+    return problem("{} + {}", (a, b))
+
+
+def _of_digits(template: str, *digits: int) -> Callable[[random.Random], Problem]:
+    return lambda rng: problem(template, tuple(_number(rng, count) for count in digits))
 
 
 def _long_sum(rng: random.Random) -> Problem:
-    operands = tuple(rng.randrange(100, 1000) for _ in range(4))
-    signs = (1, *(rng.choice((1, -1)) for _ in range(3)))
-    tail = "".join(f" {'+' if s > 0 else '-'} {n}" for s, n in zip(signs[1:], operands[1:], strict=True))
-    answer = sum(sign * operand for sign, operand in zip(signs, operands, strict=True))
-    return Problem(f"{operands[0]}{tail}", operands, answer)
-
-
-def _product(rng: random.Random, *digits: int) -> Problem:
-    operands = tuple(_number(rng, count) for count in digits)
-    return Problem(" * ".join(map(str, operands)), operands, math.prod(operands))
-
-
-def _mixed(rng: random.Random, digits: int) -> Problem:
-    a, b, c, d, e, f = operands = tuple(_number(rng, digits) for _ in range(6))
-    return Problem(f"{a} * {b} + {c} * {d} - {e} * {f}", operands, a * b + c * d - e * f)
+    operands = tuple(_number(rng, 3) for _ in range(4))
+    return problem("{}" + "".join(f" {rng.choice('+-')} {{}}" for _ in range(3)), operands)
 
 
 def _number(rng: random.Random, digits: int) -> int:
     return rng.randrange(10 ** (digits - 1), 10**digits)
 
 
+MIXED = "{} * {} + {} * {} - {} * {}"
+
 # From what the bundled tiny Qwen3 can learn to what a thinking Qwen3-14B gets wrong.
 LEVELS: dict[int, Level] = {
     1: Level("a + b, both under 50", lambda rng: sum_of(rng.randrange(50), rng.randrange(50))),
     2: Level("four three-digit numbers, added and subtracted", _long_sum),
-    3: Level("a * b, two and three digits", lambda rng: _product(rng, 2, 3)),
-    4: Level("a * b + c * d - e * f, two digits each", lambda rng: _mixed(rng, 2)),
-    5: Level("a * b, four digits each", lambda rng: _product(rng, 4, 4)),
-    6: Level("a * b + c * d - e * f, four digits each", lambda rng: _mixed(rng, 4)),
-    7: Level("a * b * c, five digits each", lambda rng: _product(rng, 5, 5, 5)),
+    3: Level("a * b, two and three digits", _of_digits("{} * {}", 2, 3)),
+    4: Level("a * b + c * d - e * f, two digits each", _of_digits(MIXED, *[2] * 6)),
+    5: Level("a * b, four digits each", _of_digits("{} * {}", 4, 4)),
+    6: Level("a * b + c * d - e * f, four digits each", _of_digits(MIXED, *[4] * 6)),
+    7: Level("a * b * c, five digits each", _of_digits("{} * {} * {}", 5, 5, 5)),
 }
-
-
-@made
-def addition(n_train: int | None = None, n_held_out: int | None = None, *, seed: int = 0) -> Task:
-    """Additions of two numbers under 50, the task that the bundled tiny Qwen3 was made for.
-
-    A real Qwen3 solves all of these, so RLOO has nothing to learn from them: use ``arithmetic`` there.
-
-    Its arguments are ``arithmetic``'s; the tiny model's warm start has seen no held-out problem.
-
-    Raises:
-        DatasetError: more problems than there are on that side of the split.
-    """
-    return task_at(1, "addition", n_train, n_held_out, seed, WHOLE, "")
-
-
-def task_at(
-    level: int, name: str, n_train: int | None, n_held_out: int | None, seed: int, correct: Reward, asks: str
-) -> Task:
-    """The task of one level; ``asks`` is the sentence of its prompts that asks for a form."""
-    sides = []
-    for n, out in ((n_train, False), (n_held_out, True)):
-        drawn = problems_of(level, n, held_out=out, seed=seed, asks=asks)
-        rows = ({"prompt": p.prompt, "answer": str(p.answer), "problem": p.expression} for p in drawn)
-        sides.append(dataset_from(rows))
-    return Task(name, sides[0], sides[1], correct, level, LEVELS[level].description)
-
-
-def problems_of(level: int, n: int | None, *, held_out: bool, seed: int, asks: str = "") -> list[Problem]:
-    """Distinct problems of a level from one side of the split, in random order."""
-    what = f"problems at level {level} ({LEVELS[level].description})"
-    found = draw(LEVELS[level].draw, n, held_out=held_out, stream=f"{level} {{side}} {seed}", what=what)
-    return [replace(problem, asks=asks) for problem in found]
 
 
 @dataclass(frozen=True)
 class PassRate:
-    """A policy's result at one level."""
+    """A policy's result at one level; ``correct`` counts completions that ended and state the right answer."""
 
     level: int
     correct: int
@@ -142,7 +109,7 @@ class PassRate:
 
     @property
     def rate(self) -> float:
-        """The share of completions that ended and state the right answer."""
+        """The share of completions that are correct."""
         return self.correct / self.completions
 
     def __str__(self) -> str:
@@ -171,15 +138,13 @@ def arithmetic(
     bisection: it samples a few training prompts per level and prints one line for each.
 
     Args:
-        level: a key of ``LEVELS``, or ``"auto"``.
-        policy: from ``load_policy``; needed for ``"auto"`` only.
+        level: a key of ``LEVELS``, or ``"auto"``, which needs a policy.
         form: where the answer has to stand, one of ``rewards.FORMS``.  None takes the policy's: ``"boxed"`` by the
             sentence of Qwen's model cards, all that the tiny policy answers (``"whole"``), without one ``"auto"``.
         n_train, n_held_out: problems to train and to measure on; None for 1000 and 200, or as many as there are.
         seed: of the draw of problems, and of the measurement's sampling.
-        max_new_tokens: the length that the policy will be trained at; a thinking Qwen3 needs thousands.
+        max_new_tokens, chat_template_kwargs: as the policy will be trained with.
         n_prompts, n_samples: prompts per level, and completions per prompt.
-        chat_template_kwargs: as the policy will be trained with: {"enable_thinking": False}.
 
     Raises:
         ConfigError: an unknown level, or no policy for ``"auto"``.
@@ -207,7 +172,30 @@ def arithmetic(
             where=f"tasks.arithmetic, {'policy=None' if needs else f'level={level!r}'}",
             todo=f'give a level from {min(LEVELS)} to {max(LEVELS)}, or "auto" with policy=...',
         )
-    return task_at(int(level), "arithmetic", n_train, n_held_out, seed, correct, asks)
+    sides = []
+    for n, out in ((n_train, False), (n_held_out, True)):
+        drawn = problems_of(int(level), n, held_out=out, seed=seed, asks=asks)
+        rows = ({"prompt": p.prompt, "answer": str(p.answer), "problem": p.expression} for p in drawn)
+        sides.append(dataset_from(rows))
+    return Task("arithmetic", sides[0], sides[1], correct, int(level), LEVELS[int(level)].description)
+
+
+@made
+def addition(n_train: int | None = None, n_held_out: int | None = None, *, seed: int = 0) -> Task:
+    """Additions of two numbers under 50, the task that the bundled tiny Qwen3 was made for.
+
+    A real Qwen3 solves all of these, so RLOO has nothing to learn from them: use ``arithmetic`` there, whose arguments
+    and errors these are.  The tiny model's warm start has seen no held-out problem.
+    """
+    task = arithmetic(1, form="whole", n_train=n_train, n_held_out=n_held_out, seed=seed)
+    return replace(task, name="addition")
+
+
+def problems_of(level: int, n: int | None, *, held_out: bool, seed: int, asks: str = "") -> list[Problem]:
+    """Distinct problems of a level from one side of the split, in random order."""
+    what = f"problems at level {level} ({LEVELS[level].description})"
+    found = draw(LEVELS[level].draw, n, held_out=held_out, stream=f"{level} {{side}} {seed}", what=what)
+    return [replace(problem, asks=asks) for problem in found]
 
 
 def level_near_half(measure: Callable[[int], PassRate]) -> int:

@@ -1,17 +1,16 @@
 """A task from a file of your own: questions and answers in CSV, JSON lines or Parquet.
 
-It checks what would cost a run: columns that are not there, questions that come twice or on both sides of the split,
-answers that the reward cannot read, prompts that are too long.  Rows that cannot be used are left out, counted in the
-task's description, and warned of.  It reads whole files into memory.
+Rows that would cost a run are left out, counted in the task's description, and warned of: questions that come twice or
+on both sides of the split, answers that the reward cannot read, prompts that are too long.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,17 +68,17 @@ def from_file(
     if isinstance(held_out, str | os.PathLike):
         theirs = read(Path(held_out).expanduser(), question, answer)
         other = _usable(theirs, question, answer, correct, kind, left_out)
-        train = {key: row for key, row in rows.items() if key not in other}
-        left_out["held out too"] = len(rows) - len(train)
     elif 0 < held_out < 1:
         other = {key: row for key, row in rows.items() if zlib.crc32(key.encode()) < held_out * 2**32}
-        train = {key: row for key, row in rows.items() if key not in other}
     else:
         raise ConfigError(
             "the share of problems that is held out must lie between 0 and 1",
             where=f"tasks.from_file(held_out={held_out})",
             todo="write held_out=0.2, or name a file of its own",
         )
+    train = {key: row for key, row in rows.items() if key not in other}
+    if isinstance(held_out, str | os.PathLike):
+        left_out["held out too"] = len(rows) - len(train)
     sides = [_prompted(side.values(), asks, system) for side in (train, other)]
     if policy is not None:
         sides = [_short_enough(side, policy, max_new_tokens, left_out) for side in sides]
@@ -103,25 +102,22 @@ def _usable(
     """Rows with the columns prompt, answer and problem, and the file's others, by what tells problems apart."""
     found: dict[str, Row] = {}
     for row in rows:
-        messages, said = _messages(row[question]), _messages(row[answer])
-        asked = "" if isinstance(row[question], list | dict) else row[question]
-        problem, right = _text(messages or asked), _text(said[-1:] or row[answer])
-        others = {name: value for name, value in row.items() if name not in (question, answer)}
-        first = found.setdefault(_key(problem), made := others | {"prompt": messages, "answer": right})
+        messages, problem = _messages(row[question]), _text(row[question])
+        right = _text(_messages(row[answer])[-1:] or row[answer])
+        key = " ".join(problem.split()).casefold()  # case and space do not tell problems apart
         if not problem:
             reason = "without a question"
         elif messages and messages[-1]["role"] == "assistant":
             reason = "whose messages end with the assistant's"
         elif not right:
             reason = "without an answer"
-        elif first is not made:
-            reason = "repeated" if first["answer"] == right else "repeated with another answer"
+        elif key in found:
+            reason = "repeated" if found[key]["answer"] == right else "repeated with another answer"
         else:
-            made["problem"] = problem
+            others = {name: value for name, value in row.items() if name not in (question, answer)}
+            found[key] = others | {"prompt": messages, "answer": right, "problem": problem}
             continue
         left_out[reason] += 1
-        if first is made:
-            del found[_key(problem)]
     answers = [row["answer"] for row in found.values()]
     scores = correct(completions=[""] * len(answers), answer=answers)
     if unread := [one for one, score in zip(answers, scores, strict=True) if score is None]:
@@ -140,15 +136,12 @@ def _messages(value: Any) -> list[Message]:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else prompt_text(value) if _messages(value) else str(value).strip()
+    if isinstance(value, list | dict):
+        return prompt_text(value) if _messages(value) else ""
+    return "" if value is None else str(value).strip()
 
 
-def _key(question: str) -> str:
-    """A question without what does not tell problems apart: case and space."""
-    return " ".join(question.split()).casefold()
-
-
-def _prompted(rows: Any, asks: str, system: str | None) -> list[Row]:
+def _prompted(rows: Iterable[Row], asks: str, system: str | None) -> list[Row]:
     found = []
     for row in rows:
         *first, last = row["prompt"] or conversation(row["problem"])
@@ -163,9 +156,8 @@ def _short_enough(rows: list[Row], policy: Policy, max_new_tokens: int, left_out
     limit = getattr(policy.model, "max_seq_length", None)
     if limit is None or not rows:
         return rows
-    prompts: list[list[Message]] = [row["prompt"] for row in rows]
-    pairs = zip(rows, policy.tokenize(prompts), strict=True)
-    kept = [row for row, ids in pairs if len(ids) + max_new_tokens <= limit]
+    lengths = map(len, policy.tokenize([row["prompt"] for row in rows]))
+    kept = [row for row, tokens in zip(rows, lengths, strict=True) if tokens + max_new_tokens <= limit]
     reason = f"of more tokens than the policy takes ({limit} with {max_new_tokens} new ones)"
     left_out[reason] += len(rows) - len(kept)
     return kept
@@ -178,33 +170,27 @@ def read(file: Path, question: str, answer: str) -> list[Row]:
         DatasetError: it is not there, cannot be read, or has no such columns.
     """
     if not file.is_file() or file.suffix.lower() not in ENDINGS:
-        beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
-        near = difflib.get_close_matches(file.name, set(beside) - {file.name}, n=1, cutoff=0.4)
-        todo = (
-            f"did you mean {str(file.parent / near[0])!r}?" if near else f"give a {', '.join(ENDINGS)} file"
-        )
         what = "files of this kind are not read" if file.is_file() else "there is no such file"
-        raise DatasetError(what, where=str(file), todo=todo)
+        raise DatasetError(what, where=str(file), todo=f"give a {', '.join(ENDINGS)} file")
     try:
         rows = _rows_of(file, {question: str, answer: str})
+        columns = list(dict.fromkeys(name for row in rows for name in row))
     except Exception as error:  # pandas, json and pyarrow raise what they like
         said = (str(error).splitlines() or [type(error).__name__])[0][:200]
         todo = "save it in UTF-8; JSON lines have one object a line, CSV a line of column names first"
         raise DatasetError(f"{file.name} cannot be read: {said}", where=str(file), todo=todo) from error
-    columns = list(dict.fromkeys(name for row in rows for name in row))
     for argument, name in (("question", question), ("answer", answer)):
         if name not in columns:
-            near = difflib.get_close_matches(name.lower(), [one.lower() for one in columns], n=1)
-            likeliest = next((one for one in columns if [one.lower()] == near), "...")
             raise DatasetError(
                 f"the file has no column {name!r}",
                 where=f"{file}, whose columns are {', '.join(columns) or 'none'}",
-                todo=f"name it: {argument}={likeliest!r}",
+                todo=f"name it: {argument}=...",
             )
     return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def _rows_of(file: Path, as_written: dict[str, type]) -> list[Row]:
+    # Not by datasets.load_dataset: its JSON reader makes a date of the answer "2020-01-01".
     ending = file.suffix.lower()
     if ending in (".jsonl", ".json"):
         text = file.read_text(encoding="utf-8-sig")

@@ -44,26 +44,24 @@ def gsm8k(
             github.com/openai/grade-school-math has them: {"question": "...", "answer": "... #### 72"} on each line.
 
     Raises:
-        DatasetError: the hub cannot be reached and it is not in its cache; a folder without the files; more problems
-            than there are.
+        DatasetError: neither hub nor cache has it; a folder without the files; more problems than there are.
     """
     correct, asks = asked_for(form, policy)
     sides = []
     for split, name, n in (("train", "n_train", n_train), ("test", "n_held_out", n_held_out)):
         rows = _from_hub(split) if folder is None else _from_folder(Path(folder).expanduser(), split)
-        if n is not None:
-            if not 1 <= n <= len(rows):
-                what, where = f"there are {len(rows)} problems on that side", f"tasks.gsm8k({name}={n})"
-                todo = f"ask for 1 to {len(rows)}, or leave it out for all"
-                raise DatasetError(what, where=where, todo=todo)
-            rows = random.Random(seed).sample(rows, n)
+        if n is not None and not 1 <= n <= len(rows):
+            what, todo = f"there are {len(rows)} problems on that side", f"ask for 1 to {len(rows)}"
+            raise DatasetError(
+                what, where=f"tasks.gsm8k({name}={n})", todo=f"{todo}, or leave it out for all"
+            )
+        rows = rows if n is None else random.Random(seed).sample(rows, n)
         sides.append(dataset_of((Question(r["question"], gold_text(r["answer"]), "") for r in rows), asks))
-    train, held_out = sides
-    return Task("gsm8k", train, held_out, correct, None, "word problems of grade school, two to eight steps")
+    return Task("gsm8k", *sides, correct, None, "word problems of grade school, two to eight steps")
 
 
 def _from_folder(folder: Path, split: str) -> list[Row]:
-    files = [file for end in ("jsonl", "parquet") if (file := folder / f"{split}.{end}").is_file()]
+    files = [*folder.glob(f"{split}.jsonl"), *folder.glob(f"{split}.parquet")]
     if not files:
         where = f"tasks.gsm8k(folder={str(folder)!r})"
         raise DatasetError(f"the folder has no {split}.jsonl", where=where, todo=f"give {FILES}")

@@ -68,18 +68,18 @@ def reasoning_gym(
         text = found["question"].strip()
         return Question(text, str(found["answer"]), text, json.dumps(found, default=str))
 
-    stream = f"gym {name} {{held_out}} {seed}"
-    sides = both_sides(question, (n_train, n_held_out), stream, f"problems of {name}")
+    what, stream = f"problems of {name}", f"gym {name} {{held_out}} {seed}"
+    sides = both_sides(question, (n_train, n_held_out), stream, what)
     numbers = all(to_number(one.answer) is not None for side in sides for one in side)
     form = form or (None if numbers else "<answer>")
     correct, asks = asked_for(form, policy)
     if not numbers and form is not None:
         tokens = QWEN3 if policy is None else policy.checkpoint.tokens
         correct = answer_reward(OwnRule(name, form), form=form, column="entry", tokens=tokens)
-    train, held_out = (dataset_of(side, asks) for side in sides)
     graded = "answer_reward" if numbers else "the generator's own rule"
     settings = f" with {json.dumps(dict(difficulty))}" if difficulty else ""
-    return Task(name, train, held_out, correct, None, f"reasoning-gym's {name}{settings}, graded by {graded}")
+    description = f"reasoning-gym's {name}{settings}, graded by {graded}"
+    return Task(name, *(dataset_of(side, asks) for side in sides), correct, None, description)
 
 
 @cache
@@ -90,12 +90,13 @@ def _generator(name: str) -> Any:
 def _made(name: str, settings: Mapping[str, Any]) -> Any:
     try:
         import reasoning_gym
+
+        return reasoning_gym.create_dataset(name, **settings, size=1)
     except ImportError as error:
         todo = "pip install reasoning-gym==0.1.25 (40 MB; one of its dependencies needs a C compiler)"
-        what = "reasoning-gym is not installed"
-        raise VersionError(what, where="tasks.reasoning_gym", todo=todo) from error
-    try:
-        return reasoning_gym.create_dataset(name, **settings, size=1)
+        raise VersionError(
+            "reasoning-gym is not installed", where="tasks.reasoning_gym", todo=todo
+        ) from error
     except (ValueError, TypeError, AssertionError) as error:
         where = f"tasks.reasoning_gym({name!r}, {dict(settings)})"
         todo = "the names and settings are in reasoning-gym's GALLERY.md"

@@ -97,9 +97,9 @@ class Question:
         return falls_out(self.key)
 
 
-def falls_out(key: str, every: int = HELD_OUT_EVERY) -> bool:
+def falls_out(key: str) -> bool:
     """Whether a problem is held out, by a fixed rule on its key: the same in every process, whatever the seed."""
-    return zlib.crc32(key.encode()) % every == 0
+    return zlib.crc32(key.encode()) % HELD_OUT_EVERY == 0
 
 
 def draw(
@@ -113,31 +113,24 @@ def draw(
     Raises:
         DatasetError: there are fewer than n, or n is not positive.
     """
-    side = "held_out" if held_out else "train"
-    if n is not None and n < 1:
-        what, todo = f"n_{side} has to be at least 1", "ask for one problem or more"
-        raise DatasetError(what, where=f"n_{side}={n}", todo=todo)
-    wanted = n or (N_HELD_OUT if held_out else N_TRAIN)
-    rng = random.Random(stream.format(held_out=held_out, side=side))
+    side, wanted = ("held_out", N_HELD_OUT) if held_out else ("train", N_TRAIN)
+    rng, misses = random.Random(stream.format(held_out=held_out, side=side)), 0
     found: dict[str, Found] = {}
-    misses = 0
-    while len(found) < wanted and misses < EXHAUSTED:
+    while len(found) < (wanted if n is None else n) and misses < EXHAUSTED:
         one: Any = problem(rng)
         misses += 1
         if one.is_held_out is held_out and one.text not in found:
             found[one.text], misses = one, 0
-    if n is not None and len(found) < n:
-        todo = f"ask for at most {len(found)}, or for harder problems"
-        raise DatasetError(f"there are only {len(found)} {side} {what}", where=f"n_{side}={n}", todo=todo)
+    if n is not None and (n < 1 or len(found) < n):
+        few, most = f"there are only {len(found)} {side} {what}", f"1 to {len(found)}, or for harder problems"
+        what, todo = (few, most) if n > 0 else (f"n_{side} has to be at least 1", "one problem or more")
+        raise DatasetError(what, where=f"n_{side}={n}", todo=f"ask for {todo}")
     return list(found.values())
 
 
 def both_sides(
-    problem: Callable[[random.Random], Question],
-    counts: tuple[int | None, int | None],
-    stream: str,
-    what: str,
-) -> list[list[Question]]:
+    problem: Callable[[random.Random], Found], counts: tuple[int | None, int | None], stream: str, what: str
+) -> list[list[Found]]:
     """Problems to train on, and problems that are held out."""
     sides = zip(counts, (False, True), strict=True)
     return [draw(problem, n, held_out=out, stream=stream, what=what) for n, out in sides]

@@ -70,10 +70,7 @@ def word_sums(
         where = f"tasks.word_sums, largest={largest}"
         raise ConfigError("there are no two numbers to subtract", where=where, todo="give largest=3 or more")
     correct, asks = asked_for(form, policy)
-    what = f"word problems with numbers up to {largest}"
-    sides = both_sides(
-        lambda rng: word_sum(rng, largest), (n_train, n_held_out), f"words {{held_out}} {seed}", what
-    )
-    train, held_out = (dataset_of(side, asks) for side in sides)
+    what, stream = f"word problems with numbers up to {largest}", f"words {{held_out}} {seed}"
+    sides = both_sides(lambda rng: word_sum(rng, largest), (n_train, n_held_out), stream, what)
     description = f"additions and subtractions in words, numbers up to {largest}"
-    return Task("word sums", train, held_out, correct, None, description)
+    return Task("word sums", *(dataset_of(side, asks) for side in sides), correct, None, description)
