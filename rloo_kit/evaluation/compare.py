@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from rewards.text import question
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
 from rloo_kit import argument_types
+from rloo_kit.argument_types import Natural
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.evaluation.evaluate import Evaluation
 from rloo_kit.evaluation.intervals import Interval, bootstrap
 from rloo_kit.models import EOS_TEXTS
-from rloo_kit.argument_types import Natural
 
 if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion, Prompt
@@ -51,11 +51,6 @@ class Pair:
     def change(self) -> float | None:
         """Reward after minus reward before; None where one of them is missing."""
         return _difference(*self.rewards)
-
-    @property
-    def accuracy_change(self) -> float | None:
-        """1 where the answer became right, -1 where it became wrong, else 0; None without a grade."""
-        return _difference(*self.correct)
 
 
 def _difference(before: float | None, after: float | None) -> float | None:
@@ -148,14 +143,18 @@ def compare(
     """
     for name, given in {"before": before, "after": after}.items():
         if not isinstance(given, Evaluation):
-            where, todo = f"compare({name}={type(given).__name__})", "pass what rloo_kit.evaluate(...) returned"
+            where, todo = (
+                f"compare({name}={type(given).__name__})",
+                "pass what rloo_kit.evaluate(...) returned",
+            )
             raise DatasetError(f"{name} is not an evaluation", where=where, todo=todo)
     argument_types.check({"n": n, "chars": chars}, {"n": Natural, "chars": Natural}, "compare")
     _check_settings(before, after)
     pairs = _paired(_by_prompt(before), _by_prompt(after))
     pairs.sort(key=lambda pair: (-abs(pair.change or 0.0), pair.before.ids == pair.after.ids))
-    changes = _mean_change(pairs, "change"), _mean_change(pairs, "accuracy_change")
-    return Comparison(tuple(pairs), *changes, n, tokens, chars)
+    return Comparison(
+        tuple(pairs), _mean_change(pairs, "rewards"), _mean_change(pairs, "correct"), n, tokens, chars
+    )
 
 
 def _check_settings(before: Evaluation, after: Evaluation) -> None:
@@ -182,25 +181,25 @@ def _by_prompt(found: Evaluation) -> dict[str, list[Graded]]:
 
 def _paired(before: dict[str, list[Graded]], after: dict[str, list[Graded]]) -> list[Pair]:
     """Each prompt's completions, first with first."""
-    lacking, more = (
-        sum(max(0, len(said) - len(theirs.get(key, ()))) for key, said in mine.items())
-        for mine, theirs in ((before, after), (after, before))
-    )
-    if lacking or more:
+    counts, others = ({key: len(said) for key, said in groups.items()} for groups in (before, after))
+    if counts != others:
         raise DatasetError(
             "the two evaluations are not of the same prompts",
-            where=f"compare, {lacking} completions have no partner after, {more} none before",
+            where=f"compare, {len(counts)} prompts before, {len(others)} after, {len(counts.keys() & others)} in both",
             todo="evaluate the same rows before and after training, such as task.held_out with the same n",
         )
-    both = (pair for key, said in before.items() for pair in zip(said, after[key], strict=True))
-    return [Pair(first[0].prompt, *zip(first, second, strict=True)) for first, second in both]
+    both = (pair for key in before for pair in zip(before[key], after[key], strict=True))
+    return [
+        Pair(old.prompt, old, new, (old_reward, reward), (old_right, right))
+        for (old, old_reward, old_right), (new, reward, right) in both
+    ]
 
 
 def _mean_change(pairs: list[Pair], name: str) -> Interval | None:
     """Each prompt's mean counts as one value."""
     by_prompt: defaultdict[str, list[float]] = defaultdict(list)
     for pair in pairs:
-        if (change := getattr(pair, name)) is not None:
+        if (change := _difference(*getattr(pair, name))) is not None:
             by_prompt[_key(pair.prompt)].append(change)
     return bootstrap([fmean(group) for group in by_prompt.values()])
 
@@ -212,23 +211,16 @@ def _key(prompt: Prompt) -> str:
 def marked(completion: Completion, tokens: ThinkTokens = QWEN3, chars: int = 600) -> str:
     """A completion's text with «» around its boundary tokens, and its end.
 
-    The letters <think> typed in ordinary tokens are not a boundary: a completion with such letters gets a note.  Where
-    it has boundary tokens as well, none is marked, since the text does not tell which is which.
+    Where <think> or </think> was typed in ordinary tokens, which is no boundary, none of them is marked.
     """
-    boundaries, notes = [], ""
-    for marker, token in ((OPEN, tokens.open_id), (CLOSE, tokens.close_id)):
-        written, real = completion.text.count(marker), completion.ids.count(token)
-        if written == real:
-            boundaries.append(marker)
-        else:
-            notes += f" [{written - real} of {written} {marker} are typed letters]"
-    parts = re.split(f"({'|'.join(boundaries)})", completion.text) if boundaries else [completion.text]
-    text = "".join(f"«{one}»" if one in boundaries else _shortened(one, chars) for one in parts)
+    places = {OPEN: tokens.open_id, CLOSE: tokens.close_id}
+    real = [m for m, token in places.items() if completion.text.count(m) == completion.ids.count(token)]
+    parts = re.split(f"({'|'.join(real)})", completion.text) if real else [completion.text]
+    text = "".join(f"«{one}»" if one in real else _shortened(one, chars) for one in parts)
     if not completion.finished:
-        return f"{text} [cut at {len(completion.ids)} tokens]{notes}"
+        return f"{text} [cut at {len(completion.ids)} tokens]"
     last = completion.ids[-1] if completion.ids else -1
-    known = last in EOS_TEXTS and last in tokens.eos_ids
-    return f"{text}{f'«{EOS_TEXTS[last]}»' if known else ' [end]'}{notes}"
+    return text + (f"«{EOS_TEXTS[last]}»" if last in EOS_TEXTS and last in tokens.eos_ids else " [end]")
 
 
 def _shortened(text: str, chars: int) -> str:

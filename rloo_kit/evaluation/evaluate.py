@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isfunction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rewards
 from rewards.answers import answer_reward
@@ -20,15 +20,16 @@ from rloo_kit import argument_types, data_checks, tasks
 from rloo_kit.argument_types import Count, Seed
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
 from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt, wilson
+from rloo_kit.policy.policy import Completion, Policy, check_sampling
 from rloo_kit.session import output
-
-if TYPE_CHECKING:
-    from rloo_kit.policy.policy import Completion, Policy
 
 Row = Mapping[str, Any]
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "chat_template_kwargs": None}
 """Arguments of ``Policy.generate`` that change what is drawn, with their defaults."""
+
+LONG = 20_000
+"""Tokens at most above which an evaluation says how far it is: half a minute of the tiny policy, or of a GPU."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,12 @@ class Evaluation:
         reward_means: each function's mean over the completions that it scored.
         mean_length: tokens per completion.
         truncated: share of completions cut at the length limit.
-        rewards: the weighted sum of each, None where no function applied.
-        greedy: whether the most probable token was taken each time.
+        rewards, correct: of each completion its weighted sum, and whether it asserts the row's answer; None where no
+            function applied, or the row has no answer.
         samples: completions per prompt.  From 2 on both intervals are bootstraps over prompts; at 1 the
             accuracy's is Wilson's.
-        correct: whether each completion asserts the row's answer, None where the row has none.
-        settings: the weight of each reward, the name of the one that tells right from wrong, the length limit and the
-            sampling.  Two evaluations that differ in it are not compared.
+        settings: rewards with their weights, the one that tells right from wrong, length limit and sampling.  Two
+            evaluations that differ in it are not compared.
     """
 
     accuracy: Interval | None
@@ -69,14 +69,13 @@ class Evaluation:
         has not the bias of drawing k once.
 
         Raises:
-            ConfigError: ``k`` is not between 1 and ``samples``, or no completion was graded.
+            ConfigError: ``k`` is not between 1 and ``samples``, or a completion was not graded.
         """
         n, known = self.samples, [one for one in self.correct if one is not None]
         if not 1 <= k <= n or not known or len(known) < len(self.correct):
             where = f"pass_at({k}) of {n} samples a prompt, {len(known)} of {len(self.correct)} graded"
-            raise ConfigError(
-                "pass@k needs k graded completions of each prompt", where=where, todo="evaluate(samples=...)"
-            )
+            what = "pass@k needs k graded completions of each prompt"
+            raise ConfigError(what, where=where, todo="evaluate(samples=...)")
         counts = (sum(known[start : start + n]) for start in range(0, len(known), n))
         found = bootstrap([1 - math.comb(n - c, k) / math.comb(n, k) for c in counts])
         assert found is not None  # there are prompts
@@ -86,8 +85,7 @@ class Evaluation:
         several = f", {self.samples} per prompt" if self.samples > 1 else ""
         rows = {"completions": f"{len(self.completions)}, {'greedy' if self.greedy else 'sampled'}{several}"}
         over = "bootstrap over prompts" if several else "bootstrap"
-        methods = {"accuracy": over if several else "Wilson", "reward": over}
-        for name, method in methods.items():
+        for name, method in {"accuracy": over if several else "Wilson", "reward": over}.items():
             if (found := getattr(self, name)) is not None:
                 rows[name] = f"{found} (95 %, {method})" if found.is_bounded else str(found)
         graded = sum(one is not None for one in self.correct)
@@ -121,122 +119,74 @@ def evaluate(
             ``answer`` may be a whole solution: what follows "####", or its last box, counts.
         reward_funcs, reward_weights: TRL reward callables and a weight for each; their weighted sum is the reward.
         n, samples: the first n rows, None for all; completions per prompt, several with ``greedy=False`` alone.
-        greedy: take the most probable token each time; False samples at ``temperature``.
         max_new_tokens: as in training, or the numbers are not comparable.
-        batch_size: rows in the model at once; None sizes it to the free memory.
+        greedy, batch_size, seed, generate: as for ``Policy.generate``.
         correct: the reward that tells right from wrong, right being its full score (``correct.right``, else 1).  By
             default the task's, else the first of ``reward_funcs`` that judges the answer (``judges = "answer"``),
             else ``rewards.answer_reward()``.  Rows that it cannot judge are not counted; what was cut is not right.
-        seed: for the sampling alone; the global random state is left as it was.
-        generate: further arguments of ``Policy.generate``.
 
     Raises:
-        ArgumentError: a model or a trainer in place of the policy.
-        ConfigError: a prompt as long as the policy's limit, a number out of range, or greedy and several samples.
+        ConfigError: a model or a trainer in place of the policy (ArgumentError), or an argument out of range.
         DatasetError: no rows, no ``prompt`` column, or a prompt that is none.
         RewardError: weights that do not match the functions, or a reward model that is no function.
-        rewards.RewardSignatureError: a reward that TRL could not call, or whose column is missing.
-        rewards.RewardValueError: a reward function returned an invalid value.
+        rewards.RewardSignatureError, RewardValueError: TRL could not call a reward; it returned an invalid value.
     """
-    asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
-    asked |= generate
-    _check_policy(policy)
-    check_asked(n=n, samples=samples, greedy=greedy, **asked)
-    if isinstance(dataset, tasks.Task):
-        correct = correct or dataset.correct
-    rows = _rows(dataset.held_out if isinstance(dataset, tasks.Task) else dataset, n)
-    funcs = _each_reward(reward_funcs)
-    correct = correct or _grader(funcs, rows, policy)
-    _check(rows, [*funcs, *filter(None, [correct])], policy)
-    data_checks.check_weights(funcs, reward_weights, where="evaluate")
-    weights = [1.0] * len(funcs) if reward_weights is None else list(map(float, reward_weights))
-    count = len(rows) * samples
-    asked["progress"] = _quarters(count) if count * max_new_tokens > LONG else None
-    completions = policy.generate([row["prompt"] for row in rows], n=samples, greedy=greedy, **asked)
-    drawn = ("chat_template_kwargs",) if greedy else tuple(SAMPLING)
-    settings: dict[str, object] = {"max_new_tokens": max_new_tokens, "thinking": policy.thinking}
-    settings |= {name: generate.get(name, SAMPLING[name]) for name in drawn}
-    rows = [row for row in rows for _ in range(samples)]
-    return _evaluation(rows, completions, funcs, weights, correct, seed, greedy, samples, settings)
-
-
-def _check_policy(policy: object) -> None:
-    from rloo_kit.policy.policy import Policy
-
     if not isinstance(policy, Policy):
         where, todo = f"evaluate({type(policy).__name__})", "pass what rloo_kit.load_policy returned"
         raise ArgumentError("evaluate takes a policy", where=where, todo=todo)
-
-
-def _grader(funcs: Sequence[Reward], rows: Sequence[Row], policy: Policy) -> Reward | None:
-    """The first reward whose score alone says whether the answer is right, else the kit's where rows have answers."""
-    graders = (f for f in funcs if judges_of(f) == "answer" and (hasattr(f, "right") or isfunction(f)))
-    default = answer_reward(tokens=policy.checkpoint.tokens) if "answer" in rows[0] else None
-    return next(graders, default)
-
-
-def _check(rows: Sequence[Row], called: Sequence[Reward], policy: Policy) -> None:
-    prompts = [row["prompt"] for row in rows]
-    data_checks.check_prompts(prompts, policy.tokenizer, "dataset")
-    if policy.tokenizer is not None:
-        data_checks.name_special_tokens(prompts, policy.tokenizer, "dataset")
-    for one in called:
-        rewards.check_signature(one, _columns(rows))
+    how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
+    check_asked(n=n, samples=samples, greedy=greedy, **how, **generate)
+    if isinstance(dataset, tasks.Task):
+        correct = correct or dataset.correct
+    rows = _rows(dataset.held_out if isinstance(dataset, tasks.Task) else dataset, n)
+    funcs: list[Any] = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    correct = correct or _grader(funcs, rows, policy)
+    _check(rows, [*funcs, *filter(None, [correct])], policy)
+    data_checks.check_weights(funcs, reward_weights, where="evaluate")
+    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "thinking": policy.thinking}
+    drawn = ("chat_template_kwargs",) if greedy else SAMPLING
+    settings |= {name: generate.get(name, SAMPLING[name]) for name in drawn}
+    prompts, count = [row["prompt"] for row in rows], len(rows) * samples
+    how["progress"] = _quarters(count) if count * max_new_tokens > LONG else None
+    completions = policy.generate(prompts, n=samples, greedy=greedy, **how, **generate)
+    rows = [row for row in rows for _ in range(samples)]
+    return _evaluation(rows, completions, funcs, reward_weights, correct, seed, greedy, samples, settings)
 
 
 def _evaluation(
     rows: Sequence[Row],
     completions: Sequence[Completion],
     funcs: Sequence[Reward],
-    weights: Sequence[float],
+    reward_weights: Sequence[float] | None,
     correct: Reward | None,
     seed: int,
     greedy: bool,
     samples: int,
-    settings: dict[str, object],
+    settings: dict[str, Any],
 ) -> Evaluation:
     """What the completions are worth; a row each."""
-    scores = score(rows, completions, funcs)
-    totals = [_total(found, weights) for found in zip(*scores.values(), strict=True)]
-    right = [None] * len(rows) if correct is None else _graded(rows, completions, correct)
+    scores, right = score(rows, completions, funcs), _right(rows, completions, correct)
+    weights = dict(zip(scores, map(float, reward_weights or [1] * len(funcs)), strict=True))
+    totals = [_total(found, weights.values()) for found in zip(*scores.values(), strict=True)]
     shares = means_by_prompt(right, samples)
     one_each = samples == 1 and shares
-    applied = {name: [one for one in found if one is not None] for name, found in scores.items()}
-    named = {"rewards": dict(zip(scores, weights, strict=True))}
     return Evaluation(
         accuracy=wilson(int(sum(shares)), len(shares)) if one_each else bootstrap(shares, seed),
-        reward=bootstrap(means_by_prompt(totals, samples), seed) if scores else None,
-        reward_means={name: statistics.fmean(v) if v else math.nan for name, v in applied.items()},
+        reward=bootstrap(means_by_prompt(totals, samples), seed),
+        reward_means={name: _mean(found) for name, found in scores.items()},
         mean_length=statistics.fmean(len(c.ids) for c in completions),
         truncated=statistics.fmean(not c.finished for c in completions),
         completions=tuple(completions),
-        rewards=tuple(totals) or (None,) * len(completions),
+        rewards=tuple(totals) or (None,) * len(rows),
         greedy=greedy,
         samples=samples,
         correct=tuple(right),
-        settings={**named, "correct": None if correct is None else reward_name(correct), **settings},
+        settings={"rewards": weights, "correct": correct and reward_name(correct), **settings},
     )
-
-
-LONG = 20_000
-"""Tokens at most above which an evaluation says how far it is: half a minute of the tiny policy, or of a GPU."""
-
-
-def _quarters(completions: int) -> Callable[[int], None]:
-    """Prints a line for each quarter: the same lines whatever the batch, so that a stored notebook agrees."""
-    left = [math.ceil(completions * part / 4) for part in (1, 2, 3)]
-
-    def progress(done: int) -> None:
-        while left and done >= left[0]:
-            output.say(f"evaluate: {left.pop(0)} of {completions} completions")
-
-    return progress
 
 
 def check_asked(*, n: int | None = None, samples: int = 1, greedy: bool = True, **generate: Any) -> None:
     """Check what :func:`evaluate` is asked for, before there is a policy; ``generate`` is for ``Policy.generate``."""
-    from rloo_kit.policy.policy import check_sampling
-
     argument_types.check({"n": n, "samples": samples}, {"n": Count | None, "samples": Count}, "evaluate")
     if greedy and samples > 1:
         raise ConfigError(
@@ -245,25 +195,6 @@ def check_asked(*, n: int | None = None, samples: int = 1, greedy: bool = True, 
             todo="greedy=False samples so many; without samples leave greedy=True",
         )
     check_sampling(greedy, **generate)
-
-
-def _each_reward(reward_funcs: Reward | Sequence[Reward] | None) -> list[Reward]:
-    from torch.nn import Module
-
-    funcs: list[Any] = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
-    for func in funcs:
-        if isinstance(func, str | Module):
-            given = repr(func) if isinstance(func, str) else "model, tokenizer=..."
-            raise RewardError(
-                "evaluate takes reward functions, and this is a reward model, which the trainer calls itself",
-                where=f"evaluate(reward_funcs={func if isinstance(func, str) else type(func).__name__})",
-                todo=f"reward = rewards.reward_model({given}), and give it to both",
-            )
-    return [func for func in funcs if func is not None]
-
-
-def _columns(rows: Sequence[Row]) -> list[str]:
-    return [name for name in rows[0] if name not in data_checks.UNSEEN]
 
 
 def _rows(dataset: Iterable[Row], n: int | None) -> list[Row]:
@@ -275,11 +206,47 @@ def _rows(dataset: Iterable[Row], n: int | None) -> list[Row]:
         there = f"a dataset with the columns {', '.join(sorted(rows[0]))}" if rows else "0 rows"
         todo = "give a dataset with the columns prompt and answer, such as task.held_out"
         raise DatasetError(what, where=f"evaluate, {there}", todo=todo)
-    for index, row in enumerate(rows):
-        if lacking := sorted(rows[0].keys() - row.keys()):
-            what, where = f"a row has no {lacking[0]!r}, and the first one has", f"evaluate, dataset[{index}]"
-            raise DatasetError(what, where=where, todo="write None where a row has no value")
     return rows
+
+
+def _grader(funcs: Sequence[Reward], rows: Sequence[Row], policy: Policy) -> Reward | None:
+    """The first reward whose score alone says whether the answer is right, else the kit's where rows have answers."""
+    graders = (f for f in funcs if judges_of(f) == "answer" and (hasattr(f, "right") or isfunction(f)))
+    default = answer_reward(tokens=policy.checkpoint.tokens) if "answer" in rows[0] else None
+    return next(graders, default)
+
+
+def _check(rows: Sequence[Row], called: Sequence[Any], policy: Policy) -> None:
+    from torch.nn import Module
+
+    prompts = [row["prompt"] for row in rows]
+    data_checks.check_prompts(prompts, policy.tokenizer, "dataset")
+    if policy.tokenizer is not None:
+        data_checks.name_special_tokens(prompts, policy.tokenizer, "dataset")
+    for one in called:
+        if isinstance(one, str | Module):
+            given = repr(one) if isinstance(one, str) else "model, tokenizer=..."
+            what = (
+                "evaluate takes reward functions, and this is a reward model, which the trainer calls itself"
+            )
+            todo = f"reward = rewards.reward_model({given}), and give it to both"
+            raise RewardError(what, where="evaluate(reward_funcs=...)", todo=todo)
+        rewards.check_signature(one, _columns(rows))
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    return [name for name in rows[0] if name not in data_checks.UNSEEN]
+
+
+def _quarters(completions: int) -> Callable[[int], None]:
+    """Prints a line for each quarter: the same lines whatever the batch, so that a stored notebook agrees."""
+    left = [math.ceil(completions * part / 4) for part in (1, 2, 3)]
+
+    def progress(done: int) -> None:
+        while left and done >= left[0]:
+            output.say(f"evaluate: {left.pop(0)} of {completions} completions")
+
+    return progress
 
 
 def score(
@@ -306,13 +273,22 @@ def score(
     return {name: call_reward(func, **keywords) for name, func in zip(names, guarded, strict=True)}
 
 
-def _total(found: Sequence[float | None], weights: Sequence[float]) -> float | None:
+def _total(found: Iterable[float | None], weights: Iterable[float]) -> float | None:
     applied = [weight * value for weight, value in zip(weights, found, strict=True) if value is not None]
     return sum(applied) if applied else None
 
 
-def _graded(rows: Sequence[Row], completions: Sequence[Completion], correct: Reward) -> list[bool | None]:
+def _mean(found: Iterable[float | None]) -> float:
+    applied = [one for one in found if one is not None]
+    return statistics.fmean(applied) if applied else math.nan
+
+
+def _right(
+    rows: Sequence[Row], completions: Sequence[Completion], correct: Reward | None
+) -> list[bool | None]:
     """Which completions ended and earn the full score; None where the reward judges nothing."""
+    if correct is None:
+        return [None] * len(rows)
     (scores,) = score(rows, completions, [correct]).values()
     full, pairs = getattr(correct, "right", 1.0), zip(scores, completions, strict=True)
     return [None if one is None else said.finished and one >= full for one, said in pairs]

@@ -14,9 +14,7 @@ Z_95 = 1.959963984540054
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean or a share with its 95 % interval; a format such as ``+.2f`` applies to all three numbers.
-
-    ``low`` and ``high`` are NaN where there is no interval: one value, or values without spread.
+    """A mean or a share with its 95 % interval, whose ends are NaN where there is none: one value, or no spread.
 
     >>> print(Interval(0.5, 0.4, 0.6), f"{Interval(0.5, 0.4, 0.6):+.1f}", Interval(1.0, math.nan, math.nan))
     0.500 [0.400, 0.600] +0.5 [+0.4, +0.6] 1.000 (no interval: no spread)

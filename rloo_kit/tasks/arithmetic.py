@@ -14,38 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.session import output
-from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_from, draw, falls_out, made
+from rloo_kit.tasks.task import Problem, Task, asked_for, draw, made, task_of
 
 if TYPE_CHECKING:
     from rewards.answers import Form
     from rloo_kit.policy.policy import Policy
 
 TARGET_RATE = 0.5  # a binary reward's variance, and so what RLOO can learn from, is largest here
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One question: the expression in its prompt, its operands, and its answer; ``asks`` names the answer's form."""
-
-    expression: str
-    operands: tuple[int, ...]
-    answer: int
-    asks: str = ""
-
-    @property
-    def text(self) -> str:
-        """The expression, by which problems are told apart."""
-        return self.expression
-
-    @property
-    def prompt(self) -> list[Message]:
-        """The question as a conversation of one user message."""
-        return conversation(f"What is {self.expression}?", self.asks)
-
-    @property
-    def is_held_out(self) -> bool:
-        """Whether the problem belongs to the held-out fifth; the order of its operands does not matter."""
-        return falls_out(",".join(str(operand) for operand in sorted(self.operands)))
 
 
 class Level(NamedTuple):
@@ -55,29 +30,30 @@ class Level(NamedTuple):
     draw: Callable[[random.Random], Problem]
 
 
-def problem(template: str, operands: tuple[int, ...]) -> Problem:
-    """A template, such as "{} * {} - {}", of products that are added and subtracted, filled in.
+def problem(template: str, *operands: int) -> Problem:
+    """A template of products that are added and subtracted, filled in; the order of operands does not move its side.
 
-    >>> problem("{} * {} - {}", (3, 4, 5))
-    Problem(expression='3 * 4 - 5', operands=(3, 4, 5), answer=7, asks='')
+    >>> problem("{} * {} - {}", 3, 4, 5)
+    Problem(text='3 * 4 - 5', answer='7', key='3,4,5', question='What is 3 * 4 - 5?', entry=None)
     """
-    expression = template.format(*operands)
-    terms = expression.replace("- ", "+ -").split(" + ")
-    return Problem(expression, operands, sum(math.prod(map(int, term.split(" * "))) for term in terms))
+    text = template.format(*operands)
+    terms = text.replace("- ", "+ -").split(" + ")
+    answer = sum(math.prod(map(int, term.split(" * "))) for term in terms)
+    return Problem(text, str(answer), ",".join(map(str, sorted(operands))), f"What is {text}?")
 
 
 def sum_of(a: int, b: int) -> Problem:
     """The addition of two numbers, in this order."""
-    return problem("{} + {}", (a, b))
+    return problem("{} + {}", a, b)
 
 
 def _of_digits(template: str, *digits: int) -> Callable[[random.Random], Problem]:
-    return lambda rng: problem(template, tuple(_number(rng, count) for count in digits))
+    return lambda rng: problem(template, *[_number(rng, count) for count in digits])
 
 
 def _long_sum(rng: random.Random) -> Problem:
-    operands = tuple(_number(rng, 3) for _ in range(4))
-    return problem("{}" + "".join(f" {rng.choice('+-')} {{}}" for _ in range(3)), operands)
+    operands = [_number(rng, 3) for _ in range(4)]
+    return problem("{}" + "".join(f" {rng.choice('+-')} {{}}" for _ in range(3)), *operands)
 
 
 def _number(rng: random.Random, digits: int) -> int:
@@ -157,10 +133,10 @@ def arithmetic(
         how |= {"max_new_tokens": max_new_tokens, "temperature": policy.checkpoint.temperature}
 
         def measure(level: int) -> PassRate:
-            problems = problems_of(level, n_prompts, held_out=False, seed=seed, asks=asks) * n_samples
-            said = policy.generate([problem.prompt for problem in problems], **how)
+            problems = problems_of(level, n_prompts, held_out=False, seed=seed) * n_samples
+            said = policy.generate([problem.row(asks)["prompt"] for problem in problems], **how)
             texts, ids = [one.text for one in said], [list(one.ids) for one in said]
-            scores = correct(completions=texts, completion_ids=ids, answer=[str(p.answer) for p in problems])
+            scores = correct(completions=texts, completion_ids=ids, answer=[p.answer for p in problems])
             right = sum(score == 1.0 and one.finished for score, one in zip(scores, said, strict=True))
             return PassRate(level, right, sum(not one.finished for one in said), len(said))
 
@@ -172,12 +148,10 @@ def arithmetic(
             where=f"tasks.arithmetic, {'policy=None' if needs else f'level={level!r}'}",
             todo=f'give a level from {min(LEVELS)} to {max(LEVELS)}, or "auto" with policy=...',
         )
-    sides = []
-    for n, out in ((n_train, False), (n_held_out, True)):
-        drawn = problems_of(int(level), n, held_out=out, seed=seed, asks=asks)
-        rows = ({"prompt": p.prompt, "answer": str(p.answer), "problem": p.expression} for p in drawn)
-        sides.append(dataset_from(rows))
-    return Task("arithmetic", sides[0], sides[1], correct, int(level), LEVELS[int(level)].description)
+    level, counts = int(level), ((n_train, False), (n_held_out, True))
+    sides = [problems_of(level, n, held_out=out, seed=seed) for n, out in counts]
+    rows = ([one.row(asks) for one in side] for side in sides)
+    return task_of("arithmetic", rows, correct, LEVELS[level].description, level)
 
 
 @made
@@ -191,11 +165,10 @@ def addition(n_train: int | None = None, n_held_out: int | None = None, *, seed:
     return replace(task, name="addition")
 
 
-def problems_of(level: int, n: int | None, *, held_out: bool, seed: int, asks: str = "") -> list[Problem]:
+def problems_of(level: int, n: int | None, *, held_out: bool, seed: int) -> list[Problem]:
     """Distinct problems of a level from one side of the split, in random order."""
     what = f"problems at level {level} ({LEVELS[level].description})"
-    found = draw(LEVELS[level].draw, n, held_out=held_out, stream=f"{level} {{side}} {seed}", what=what)
-    return [replace(problem, asks=asks) for problem in found]
+    return draw(LEVELS[level].draw, n, held_out=held_out, stream=f"{level} {{side}} {seed}", what=what)
 
 
 def level_near_half(measure: Callable[[int], PassRate]) -> int:

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any
 from rewards.text import prompt_text
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.session import output
-from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_from, made
+from rloo_kit.tasks.task import Message, Row, Task, asked_for, made, task_of
 
 if TYPE_CHECKING:
     from rewards.answers import Form
     from rewards.trl_interface import Reward
     from rloo_kit.policy.policy import Policy
-
-Row = dict[str, Any]
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
@@ -64,21 +62,16 @@ def from_file(
     """
     correct, asks = asked_for(form, policy, kind)
     file, left_out = Path(path).expanduser(), Counter[str]()
-    rows = _usable(read(file, question, answer), question, answer, correct, kind, left_out)
+    rows = _usable(file, question, answer, correct, kind, left_out)
     if isinstance(held_out, str | os.PathLike):
-        theirs = read(Path(held_out).expanduser(), question, answer)
-        other = _usable(theirs, question, answer, correct, kind, left_out)
+        other = _usable(Path(held_out).expanduser(), question, answer, correct, kind, left_out)
+        left_out["held out too"] = len(rows.keys() & other)
     elif 0 < held_out < 1:
         other = {key: row for key, row in rows.items() if zlib.crc32(key.encode()) < held_out * 2**32}
     else:
-        raise ConfigError(
-            "the share of problems that is held out must lie between 0 and 1",
-            where=f"tasks.from_file(held_out={held_out})",
-            todo="write held_out=0.2, or name a file of its own",
-        )
+        what, where = "held_out must be a share between 0 and 1", f"tasks.from_file(held_out={held_out})"
+        raise ConfigError(what, where=where, todo="write held_out=0.2, or name a file of its own")
     train = {key: row for key, row in rows.items() if key not in other}
-    if isinstance(held_out, str | os.PathLike):
-        left_out["held out too"] = len(rows) - len(train)
     sides = [_prompted(side.values(), asks, system) for side in (train, other)]
     if policy is not None:
         sides = [_short_enough(side, policy, max_new_tokens, left_out) for side in sides]
@@ -93,15 +86,15 @@ def from_file(
     description = f"{file.name}: {len(sides[0])} to train on, {len(sides[1])} held out{why}"
     if why:
         output.warn(f"tasks.from_file, {description}.")
-    return Task(file.stem, dataset_from(sides[0]), dataset_from(sides[1]), correct, None, description)
+    return task_of(file.stem, sides, correct, description)
 
 
 def _usable(
-    rows: list[Row], question: str, answer: str, correct: Reward, kind: str, left_out: Counter[str]
+    file: Path, question: str, answer: str, correct: Reward, kind: str, left_out: Counter[str]
 ) -> dict[str, Row]:
     """Rows with the columns prompt, answer and problem, and the file's others, by what tells problems apart."""
     found: dict[str, Row] = {}
-    for row in rows:
+    for row in read(file, question, answer):
         messages, problem = _messages(row[question]), _text(row[question])
         right = _text(_messages(row[answer])[-1:] or row[answer])
         key = " ".join(problem.split()).casefold()  # case and space do not tell problems apart
@@ -144,7 +137,7 @@ def _text(value: Any) -> str:
 def _prompted(rows: Iterable[Row], asks: str, system: str | None) -> list[Row]:
     found = []
     for row in rows:
-        *first, last = row["prompt"] or conversation(row["problem"])
+        *first, last = row["prompt"] or [{"role": "user", "content": row["problem"]}]
         if system and not any(one["role"] == "system" for one in first):
             first = [{"role": "system", "content": system}, *first]
         asked = f"{last.get('content', '')} {asks}".rstrip()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from rewards.answers import gold_text
 from rloo_kit.errors import DatasetError
 from rloo_kit.session.prepare import within
-from rloo_kit.tasks.files import Row, read
-from rloo_kit.tasks.task import Question, Task, asked_for, dataset_of, made
+from rloo_kit.tasks.files import read
+from rloo_kit.tasks.task import Problem, Row, Task, asked_for, made, task_of
 
 if TYPE_CHECKING:
     from rewards.answers import Form
@@ -56,8 +56,9 @@ def gsm8k(
                 what, where=f"tasks.gsm8k({name}={n})", todo=f"{todo}, or leave it out for all"
             )
         rows = rows if n is None else random.Random(seed).sample(rows, n)
-        sides.append(dataset_of((Question(r["question"], gold_text(r["answer"]), "") for r in rows), asks))
-    return Task("gsm8k", *sides, correct, None, "word problems of grade school, two to eight steps")
+        problems = (Problem(row["question"], gold_text(row["answer"]), "") for row in rows)
+        sides.append([one.row(asks) for one in problems])
+    return task_of("gsm8k", sides, correct, "word problems of grade school, two to eight steps")
 
 
 def _from_folder(folder: Path, split: str) -> list[Row]:

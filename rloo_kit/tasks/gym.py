@@ -16,7 +16,7 @@ from rewards.answers import answer_reward, stated
 from rewards.numbers import to_number
 from rewards.thinking import QWEN3
 from rloo_kit.errors import ConfigError, VersionError
-from rloo_kit.tasks.task import Question, Task, asked_for, both_sides, dataset_of, made
+from rloo_kit.tasks.task import Problem, Task, asked_for, both_sides, made, task_of
 
 if TYPE_CHECKING:
     from rewards.answers import Form
@@ -63,13 +63,13 @@ def reasoning_gym(
         DatasetError: more problems than there are.
     """
 
-    def question(rng: Any) -> Question:
+    def problem(rng: Any) -> Problem:
         found = _made(name, {**(difficulty or {}), "seed": rng.randrange(2**31)})[0]
         text = found["question"].strip()
-        return Question(text, str(found["answer"]), text, json.dumps(found, default=str))
+        return Problem(text, str(found["answer"]), text, entry=json.dumps(found, default=str))
 
     what, stream = f"problems of {name}", f"gym {name} {{held_out}} {seed}"
-    sides = both_sides(question, (n_train, n_held_out), stream, what)
+    sides = both_sides(problem, (n_train, n_held_out), stream, what)
     numbers = all(to_number(one.answer) is not None for side in sides for one in side)
     form = form or (None if numbers else "<answer>")
     correct, asks = asked_for(form, policy)
@@ -79,7 +79,7 @@ def reasoning_gym(
     graded = "answer_reward" if numbers else "the generator's own rule"
     settings = f" with {json.dumps(dict(difficulty))}" if difficulty else ""
     description = f"reasoning-gym's {name}{settings}, graded by {graded}"
-    return Task(name, *(dataset_of(side, asks) for side in sides), correct, None, description)
+    return task_of(name, ([one.row(asks) for one in side] for side in sides), correct, description)
 
 
 @cache

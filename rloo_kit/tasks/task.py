@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from rewards.answers import answer_reward, instruction
@@ -29,7 +29,7 @@ FILES = ("path", "held_out", "folder")
 """Arguments of this room's functions that may name a file or a folder."""
 
 Message = dict[str, str]
-Found = TypeVar("Found")
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -83,29 +83,43 @@ made = recorded(without=("policy",), files=FILES, also=_remember)
 
 
 @dataclass(frozen=True)
-class Question:
-    """A problem in words; ``key`` is what decides its side of the split, ``entry`` what a generator's grader reads."""
+class Problem:
+    """A question and its answer.
+
+    Attributes:
+        text: tells problems apart; the column ``problem``.
+        key: decides the side of the split.
+        question: what the prompt asks; empty where that is ``text``.
+        entry: what a generator's own grader reads.
+    """
 
     text: str
     answer: str
     key: str
+    question: str = ""
     entry: str | None = None
 
     @property
     def is_held_out(self) -> bool:
-        """Whether its key belongs to the held-out fifth."""
-        return falls_out(self.key)
+        """By a fixed rule on its key, the same in every process and whatever the seed, so is a fifth of them."""
+        return zlib.crc32(self.key.encode()) % HELD_OUT_EVERY == 0
 
+    @property
+    def prompt(self) -> list[Message]:
+        """The question as a conversation of one user message."""
+        return self.row()["prompt"]
 
-def falls_out(key: str) -> bool:
-    """Whether a problem is held out, by a fixed rule on its key: the same in every process, whatever the seed."""
-    return zlib.crc32(key.encode()) % HELD_OUT_EVERY == 0
+    def row(self, asks: str = "") -> Row:
+        """The row of a dataset, ``asks`` being the sentence of its prompt that asks for a form."""
+        prompt = [{"role": "user", "content": f"{self.question or self.text} {asks}".rstrip()}]
+        row: Row = {"prompt": prompt, "answer": self.answer, "problem": self.text}
+        return row if self.entry is None else row | {"entry": self.entry}
 
 
 def draw(
-    problem: Callable[[random.Random], Found], n: int | None, *, held_out: bool, stream: str, what: str
-) -> list[Found]:
-    """Distinct problems, told apart by ``text``, from one side of the split, in random order.
+    problem: Callable[[random.Random], Problem], n: int | None, *, held_out: bool, stream: str, what: str
+) -> list[Problem]:
+    """Distinct problems from one side of the split, in random order.
 
     None asks for 1000 to train and 200 held out, or as many as there are.  ``stream`` seeds the draw; ``{held_out}``
     and ``{side}`` in it are filled in.
@@ -115,10 +129,9 @@ def draw(
     """
     side, wanted = ("held_out", N_HELD_OUT) if held_out else ("train", N_TRAIN)
     rng, misses = random.Random(stream.format(held_out=held_out, side=side)), 0
-    found: dict[str, Found] = {}
+    found: dict[str, Problem] = {}
     while len(found) < (wanted if n is None else n) and misses < EXHAUSTED:
-        one: Any = problem(rng)
-        misses += 1
+        one, misses = problem(rng), misses + 1
         if one.is_held_out is held_out and one.text not in found:
             found[one.text], misses = one, 0
     if n is not None and (n < 1 or len(found) < n):
@@ -129,16 +142,11 @@ def draw(
 
 
 def both_sides(
-    problem: Callable[[random.Random], Found], counts: tuple[int | None, int | None], stream: str, what: str
-) -> list[list[Found]]:
+    problem: Callable[[random.Random], Problem], counts: Sequence[int | None], stream: str, what: str
+) -> list[list[Problem]]:
     """Problems to train on, and problems that are held out."""
     sides = zip(counts, (False, True), strict=True)
     return [draw(problem, n, held_out=out, stream=stream, what=what) for n, out in sides]
-
-
-def conversation(question: str, asks: str = "") -> list[Message]:
-    """A question as a conversation of one user message; ``asks`` is the sentence that asks for a form."""
-    return [{"role": "user", "content": f"{question} {asks}".rstrip()}]
 
 
 def asked_for(form: Form | None, policy: Policy | None, kind: str = "number") -> tuple[Reward, str]:
@@ -156,17 +164,11 @@ def asked_for(form: Form | None, policy: Policy | None, kind: str = "number") ->
     return answer_reward(kind, form=asked, tokens=tokens), "" if says_no_more else instruction(asked)
 
 
-def dataset_of(questions: Iterable[Question], asks: str = "") -> Dataset:
-    """Questions as a dataset, whose prompts ask for a form."""
-    return dataset_from(
-        {"prompt": conversation(one.text, asks), "answer": one.answer, "problem": one.text}
-        | ({} if one.entry is None else {"entry": one.entry})
-        for one in questions
-    )
-
-
-def dataset_from(rows: Iterable[dict[str, Any]]) -> Dataset:
-    """Rows, with at least the columns ``prompt``, ``answer`` and ``problem``, as a dataset."""
+def task_of(
+    name: str, sides: Iterable[Iterable[Row]], correct: Reward, description: str, level: int | None = None
+) -> Task:
+    """The task of rows to train on and rows that are held out."""
     from datasets import Dataset
 
-    return Dataset.from_list(list(rows))
+    train, held_out = (Dataset.from_list(list(side)) for side in sides)
+    return Task(name, train, held_out, correct, level, description)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from rloo_kit.errors import ConfigError
-from rloo_kit.tasks.task import Question, Task, asked_for, both_sides, dataset_of, made
+from rloo_kit.tasks.task import Problem, Task, asked_for, both_sides, made, task_of
 
 if TYPE_CHECKING:
     from rewards.answers import Form
@@ -34,7 +33,7 @@ FEWER = (
 LARGEST = 20
 
 
-def word_sum(rng: random.Random, largest: int) -> Question:
+def word_sum(rng: random.Random, largest: int) -> Problem:
     """A question about two numbers of 2 to ``largest``: what they are together, or what is left of the larger."""
     a, b = rng.randint(2, largest), rng.randint(2, largest)
     adds = a == b or rng.random() < 0.5
@@ -43,7 +42,7 @@ def word_sum(rng: random.Random, largest: int) -> Question:
     wording = rng.choice(MORE if adds else FEWER)
     text = wording.format(name=name, other=other, things=rng.choice(THINGS), a=a, b=b)
     key = f"{min(a, b)} + {max(a, b)}" if adds else f"{a} - {b}"
-    return Question(text, str(a + b if adds else a - b), key)
+    return Problem(text, str(a + b if adds else a - b), key)
 
 
 @made
@@ -63,14 +62,10 @@ def word_sums(
         policy, form, n_train, n_held_out, seed: as for ``arithmetic``.
 
     Raises:
-        ConfigError: ``largest`` is below 3.
         DatasetError: more problems than there are.
     """
-    if largest < 3:
-        where = f"tasks.word_sums, largest={largest}"
-        raise ConfigError("there are no two numbers to subtract", where=where, todo="give largest=3 or more")
     correct, asks = asked_for(form, policy)
     what, stream = f"word problems with numbers up to {largest}", f"words {{held_out}} {seed}"
     sides = both_sides(lambda rng: word_sum(rng, largest), (n_train, n_held_out), stream, what)
     description = f"additions and subtractions in words, numbers up to {largest}"
-    return Task("word sums", *(dataset_of(side, asks) for side in sides), correct, None, description)
+    return task_of("word sums", ([one.row(asks) for one in side] for side in sides), correct, description)

@@ -224,10 +224,6 @@ BEFORE: dict[str, tuple[dict[str, Any], str]] = {
     "several greedy samples": ({"samples": 8}, r"evaluate\(samples=8, greedy=True\)[\s\S]*greedy=False"),
     "no samples": ({"samples": 0, "greedy": False}, r"samples must be[\s\S]*evaluate\(samples=0\)"),
     "an empty prompt": ({"dataset": [{"prompt": ""}]}, r"prompt is empty[\s\S]*dataset\[0\]"),
-    "a row without its column": (
-        {"dataset": [{"prompt": "1 =", "answer": "1"}, {"prompt": "2 ="}]},
-        r"no 'answer'[\s\S]*dataset\[1\]",
-    ),
 }
 """Case -> what evaluate is given, and what it says before it samples."""
 

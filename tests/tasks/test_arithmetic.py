@@ -19,18 +19,18 @@ def test_answers_are_right_and_no_problem_crosses_the_split_in_any_order_of_its_
     everything = level == 1
     train = problems_of(level, 2033 if everything else 300, held_out=False, seed=0)
     held_out = problems_of(level, 467 if everything else 100, held_out=True, seed=1)
-    assert not {tuple(sorted(p.operands)) for p in train} & {tuple(sorted(p.operands)) for p in held_out}
-    assert len({p.expression for p in train}) == len(train), "no problem comes twice"
-    assert all(problem.answer == eval(problem.expression) for problem in train[:20])
+    operands = [{tuple(sorted(p.text.split()[::2], key=int)) for p in side} for side in (train, held_out)]
+    assert not operands[0] & operands[1]
+    assert len({p.text for p in train}) == len(train), "no problem comes twice"
+    assert all(problem.answer == str(eval(problem.text)) for problem in train[:100])
     assert train != problems_of(level, len(train), held_out=False, seed=2), "another seed, another draw"
 
 
 def test_a_task_has_the_columns_that_trainer_and_rewards_read() -> None:
     row = tasks.addition(8, 8).train[0]
     a, b = (int(n) for n in row["problem"].split(" + "))
-    assert row["prompt"] == [{"role": "user", "content": f"What is {a} + {b}?"}]
-    assert row["answer"] == str(a + b)
-    assert set(row) == {"prompt", "answer", "problem"}
+    prompt = [{"role": "user", "content": f"What is {a} + {b}?"}]
+    assert row == {"prompt": prompt, "answer": str(a + b), "problem": f"{a} + {b}"}
 
 
 SIZES = [((2034, 1), "only 2033 train"), ((1, 468), "only 467 held_out"), ((1, 0), "at least 1")]
@@ -61,12 +61,12 @@ def test_a_task_asks_for_the_form_that_it_grades(name: str | None, form: str, as
 def test_a_thought_that_the_prompt_opens_and_that_never_ends_is_no_answer() -> None:
     policy: Any = SimpleNamespace(checkpoint=CATALOGUE["qwen3-4b-thinking"])
     task = tasks.arithmetic(2, policy, n_train=4, n_held_out=4)
-    ids = [[7, 8], [7, 151668, 8]]
     texts = [r"so \boxed{5}", r"so</think>\boxed{5}"]
-    assert task.correct(completions=texts, completion_ids=ids, answer=["5", "5"]) == [0.0, 1.0]
+    graded = task.correct(completions=texts, completion_ids=[[7, 8], [7, 151668, 8]], answer=["5", "5"])
+    assert graded == [0.0, 1.0]
 
 
-@pytest.mark.parametrize("half_at", [1, 4, 6, 7])
+@pytest.mark.parametrize("half_at", [1, 4, 7])
 def test_auto_takes_the_level_nearest_one_half_of_three_measured(half_at: int, capsys: Any) -> None:
     asked = []
 
@@ -83,37 +83,28 @@ def test_auto_takes_the_level_nearest_one_half_of_three_measured(half_at: int, c
 class Pupil:
     """Answers right, and never ends."""
 
-    checkpoint = CATALOGUE["tiny"]
+    checkpoint = CATALOGUE["smollm2-135m"]
 
     def __init__(self) -> None:
-        self.temperatures: set[float] = set()
-        self.templates: list[object] = []
+        self.asked: list[object] = []
 
     def generate(
         self, prompts: Sequence[Any], temperature: float, chat_template_kwargs: object, **settings: Any
     ) -> list[SimpleNamespace]:
-        self.temperatures.add(temperature)
-        self.templates.append(chat_template_kwargs)
-        questions = [prompt[0]["content"].removeprefix("What is ").rstrip("?") for prompt in prompts]
+        self.asked.append((temperature, chat_template_kwargs))
+        questions = [prompt[0]["content"].removeprefix("What is ").partition("?")[0] for prompt in prompts]
         return [SimpleNamespace(text=str(eval(question)), ids=(1,), finished=False) for question in questions]
 
 
-def test_a_policy_that_no_level_suits_is_told_so_and_a_truncated_completion_is_not_right() -> None:
-    with pytest.warns(UserWarning, match="take another policy"):
-        assert level_near_half(lambda level: PassRate(level, 0, 0, 32)) == 1
+def test_a_level_is_measured_as_in_training_and_a_truncated_completion_is_not_right() -> None:
     pupil: Any = Pupil()
-    with pytest.warns(UserWarning, match="raise max_new_tokens"):
-        tasks.arithmetic(policy=pupil, n_train=8, n_held_out=8)
-
-
-def test_a_level_is_measured_on_the_prompts_and_at_the_temperature_of_training() -> None:
-    pupil: Any = Pupil()
-    pupil.checkpoint, off = CATALOGUE["smollm2-135m"], {"enable_thinking": False}
+    off: dict[str, object] = {"enable_thinking": False}
     with pytest.warns(UserWarning, match="raise max_new_tokens"):
         tasks.arithmetic(policy=pupil, n_train=8, n_held_out=8, chat_template_kwargs=off)
-    assert pupil.templates
-    assert all(template == off for template in pupil.templates)
-    assert pupil.temperatures == {0.6}
+    assert pupil.asked
+    assert all(asked == (0.6, off) for asked in pupil.asked)
+    with pytest.warns(UserWarning, match="take another policy"):
+        assert level_near_half(lambda level: PassRate(level, 0, 0, 32)) == 1
 
 
 def test_auto_finds_the_tiny_policy_a_level_that_it_solves_sometimes(policy: Any) -> None:
@@ -121,7 +112,7 @@ def test_auto_finds_the_tiny_policy_a_level_that_it_solves_sometimes(policy: Any
     assert tasks.arithmetic(policy=policy, max_new_tokens=24, **options).level == 1
 
 
-@pytest.mark.parametrize("level", [0, "hard", None, "auto"])
+@pytest.mark.parametrize("level", ["hard", "auto"])
 def test_a_level_that_does_not_exist_and_auto_without_a_policy_are_errors_with_the_range(level: Any) -> None:
     where = "policy=None" if level == "auto" else f"level={level!r}"
     with pytest.raises(ConfigError, match=rf"{where}[\s\S]*from 1 to 7"):

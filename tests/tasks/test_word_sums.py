@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from rloo_kit import tasks
-from rloo_kit.errors import ConfigError, DatasetError
-from rloo_kit.tasks.word_sums import FEWER, MORE, NAMES, THINGS
+from rloo_kit.errors import DatasetError
 
 
 def sum_in(row: dict[str, Any]) -> tuple[int, ...]:
@@ -38,23 +37,12 @@ def test_no_sum_is_on_both_sides_in_any_wording_or_seed(task: tasks.Task) -> Non
     assert task.train["problem"] != other.train["problem"]
 
 
-def test_every_wording_is_on_both_sides(task: tasks.Task) -> None:
-    def wordings(side: Any) -> set[str]:
-        names, things = "|".join(NAMES), "|".join(THINGS)
-        return {re.sub(rf"\d+|{names}|{things}", "_", text) for text in side["problem"]}
-
-    assert wordings(task.train) == wordings(task.held_out)
-    assert len(wordings(task.train)) == len(MORE) + len(FEWER)
-
-
 def test_its_reward_reads_what_a_small_model_says(task: tasks.Task) -> None:
     said = ["Tom has 7 + 5 = 12 apples now.", "12", "#### 12", "Tom has 13 apples.", "12 or 13", "7 + 5"]
     assert task.correct(completions=said, answer=["12"] * 6) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 
 
-def test_few_numbers_make_few_problems_and_too_few_none(monkeypatch: Any) -> None:
+def test_few_numbers_make_few_problems(monkeypatch: Any) -> None:
     monkeypatch.setattr("rloo_kit.tasks.task.EXHAUSTED", 2000)
-    with pytest.raises(ConfigError, match="largest=2"):
-        tasks.word_sums(largest=2)
     with pytest.raises(DatasetError, match=r"only \d+ held_out word problems with numbers up to 4"):
         tasks.word_sums(largest=4, n_held_out=10**5)
