@@ -118,10 +118,9 @@ class Audit:
         """The worst finding in one line."""
         count, scores = len(self.findings), [f.score for f in self.findings if f.score is not None]
         if self.errors:
-            first, kinds = self.errors[0], dict.fromkeys(f.error.split(":")[0] for f in self.errors)
+            first = self.errors[0]
             where = f"on {len(self.errors)} of {count} completions, first on '{first.case.label}'"
-            others = f", and {', '.join(list(kinds)[1:])}" if len(kinds) > 1 else ""
-            return f"{self.name} raised {first.error.rstrip('.')} ({where}{others})."
+            return f"{self.name} raised {first.error.rstrip('.')} ({where})."
         if self.constant:
             score = f"{scores[0]:g}" if scores else "None"
             return f"{self.name} gives {score} for all {count} completions. {EQUAL.capitalize()}."

@@ -78,16 +78,11 @@ def _sum(whole: Wrapped, kwargs: Mapping[str, Any], weights: Sequence[float]) ->
 def weighted(
     rewards: Sequence[Reward], weights: Sequence[float] | None = None, *, name: str | None = None
 ) -> Reward:
-    """The weighted sum of several rewards, each one's mean logged beside it.
+    """The weighted sum of several rewards, each one's mean logged beside it; weights are 1 by default.
 
     As in TRL, a reward that is None for a sample drops out of its sum, and a sample for which all are is None.
-
-    Args:
-        weights: one per reward; all 1 where None.
-        name: the metric's name; "0.8*answer_reward+0.2*thinking_reward" by default.
-
-    Raises:
-        ValueError: no rewards, or not one finite weight for each.
+    ``name``: the metric's, "0.8*answer_reward+0.2*thinking_reward" by default.  ValueError without rewards, or without
+    one finite weight for each.
 
     >>> from rewards import length_reward, sentence_reward
     >>> both = weighted([length_reward((1, 5)), sentence_reward()], [1.0, 0.5])

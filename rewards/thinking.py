@@ -251,11 +251,6 @@ def repetition(ids: Sequence[Any], n: int = 3, window: int = 1024) -> float:
     return 1 - distinct / len(grams) if grams else 0.0
 
 
-def _copied_share(words: Sequence[str], source: Sequence[str]) -> float:
-    grams, known = _grams(words, 3), set(_grams(source, 3))
-    return sum(gram in known for gram in grams) / len(grams) if grams else 0.0
-
-
 def _grams(items: Sequence[Any], n: int) -> list[tuple[Any, ...]]:
     return list(zip(*(items[k:] for k in range(n)), strict=False))
 
@@ -298,13 +293,11 @@ def thought_then_answer(
 def _by_form(full_at: int, thought: Thought, pairs: Pairs, prompt: Any, tokens: ThinkTokens) -> float:
     length, answer = len(thought.thinking), thought.answer
     closed_once = thought.n_close == 1 and thought.n_open <= 1 and tokens.open_id not in answer
-    if not closed_once or length < LEAST or not _ended(answer, tokens):
+    ended = len(answer) > 1 and answer[-1] in tokens.eos_ids
+    if not closed_once or length < LEAST or not ended:
         return 0.0
     thinking, said = pairs[-1]
-    copied = _copied_share(thinking.split(), prompt_text(prompt, system=True).split())
+    grams, asked = _grams(thinking.split(), 3), set(_grams(prompt_text(prompt, system=True).split(), 3))
+    copied = sum(gram in asked for gram in grams) / max(1, len(grams))
     filler = max(repetition(thought.thinking), copied) > MAX_REPETITION
     return 0.0 if filler or not said.strip() else min(1.0, length / full_at)
-
-
-def _ended(answer: Sequence[int], tokens: ThinkTokens) -> bool:
-    return len(answer) > 1 and answer[-1] in tokens.eos_ids

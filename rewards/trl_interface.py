@@ -65,8 +65,7 @@ def said_by(reward: object, attribute: str, default: Any = None) -> Any:
 def judges_of(*rewards: object) -> Judges | None:
     """What rewards say that they pay for, by ``judges``; None where they differ or do not say.
 
-    Raises:
-        ValueError: a value that is not one of :data:`Judges`.
+    ValueError for what is not one of :data:`Judges`.
     """
     said: list[Judges | None] = [said_by(reward, "judges") for reward in rewards]
     for reward, judges in zip(rewards, said, strict=True):
@@ -153,7 +152,6 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
     log_metric=..., **columns)``; a signature without ``**kwargs`` fails there with a bare TypeError.
 
     Args:
-        reward: a function, a partial or a callable object.
         columns: names of the dataset's columns besides ``prompt``; None if unknown.
 
     Raises:
@@ -161,12 +159,13 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
             argument, or a column that it requires and the dataset lacks.
     """
     check_callable(reward)
-    name, known = reward_name(reward), None if columns is None else set(columns)
+    name = reward_name(reward)
     try:
         parameters = list(inspect.signature(reward).parameters.values())
     except (ValueError, TypeError):  # a builtin or an extension type without a readable signature
-        parameters = [inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)]
-    passed = set(TRL_KEYWORDS) | (known or set())
+        return
+    known = set(columns or ())
+    passed = {*TRL_KEYWORDS, *known}
     required = [p for p in parameters if p.default is p.empty]
     if positional := [p.name for p in required if p.kind is p.POSITIONAL_ONLY]:
         what = f"Its argument '{positional[0]}' is positional-only, and TRL passes keywords"
@@ -177,7 +176,7 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
         raise RewardSignatureError(what, reward_name=name, todo="add **kwargs as the last argument")
     named = [p.name for p in required if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     needed = [one for one in (*columns_of(reward), *named) if one not in passed]
-    if known is None or not needed:
+    if columns is None or not needed:
         return
     held = f"it has {', '.join(sorted(known))}" if known else "it has no column besides the prompts"
     what = f"It requires '{needed[0]}', which is neither passed by TRL nor a column of the dataset"
@@ -193,7 +192,6 @@ def guarded(reward: Reward, *, limit: float = LIMIT, columns: Iterable[str] | No
     raises; it gets lists that it may edit.  It is picklable and ``async`` where the reward is, and keeps its name.
 
     Args:
-        reward: any TRL reward callable; a guarded one comes back as it is.
         limit: largest magnitude allowed.
         columns: names of the dataset's columns, where known; see :func:`check_signature`.
 
