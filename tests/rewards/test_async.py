@@ -29,6 +29,11 @@ def test_a_judges_limit_holds_from_step_to_step_and_from_thread_to_thread():
         for call in (reward, reward, lambda **given: pool.submit(reward, **given).result()):
             assert call(**given) == [1.0, 1.0]
 
+    async def notebook():
+        return reward(**given)
+
+    assert asyncio.run(notebook()) == [1.0, 1.0], "inside a running loop"
+
 
 def test_a_reward_that_waits_for_another_and_one_that_exits_do_not_stop_the_loop():
     async def inner(completions, **kwargs):

@@ -6,7 +6,7 @@ import pytest
 
 import rewards
 from rewards import CASES, FORMS, Case, ThinkTokens, audit
-from rewards.audit_cases import NOTHING, PAYS, QUESTIONS
+from rewards.audit_cases import NOTHING, PAYS, QUESTIONS, fill, gold_forms
 
 PROMPT_OPENS = ThinkTokens(151667, 151668, (151645,), prompt_opens=True)
 WRITTEN = [case for case in CASES if case.family in ("honest", "nothing", "filler thought", "all listed")]
@@ -15,11 +15,6 @@ REPORTED = [case for case in CASES if case.family in ("honest", "nothing", "fill
 
 def contains_gold(completions, answer, **kwargs):
     return [float(gold in c[0]["content"]) for c, gold in zip(completions, answer, strict=True)]
-
-
-@pytest.fixture(scope="module")
-def of_copied_rule():
-    return audit(rewards.thinking_reward())
 
 
 BOTH = rewards.thought_then_answer(correct=rewards.answer_reward())
@@ -40,13 +35,21 @@ def test_our_rewards_have_no_exploit_and_hardly_a_refusal(reward):
     assert (result.deterministic, result.order_free) == (True, True)
 
 
-def test_the_hole_in_the_copied_rule_is_named_in_one_line(of_copied_rule):
-    assert of_copied_rule.headline == (
+def test_the_hole_in_the_copied_rule_is_named_in_one_line_and_shown_as_text_and_as_markdown():
+    result = audit(rewards.thinking_reward())
+    assert result.headline == (
         "thinking_reward pays 1.1, its maximum, for 'filler thought: one word, no answer': "
         "40 tokens of filler, a question mark, and no answer at all."
     )
     with pytest.raises(rewards.AuditFailed, match="exploits, and 0 are allowed"):
-        of_copied_rule.raise_for(exploits=0)
+        result.raise_for(exploits=0)
+    for shown in (str(result), result._repr_markdown_()):
+        assert "10 of 29 cases" in shown
+        assert "{gold}" not in shown
+    hostile = Case("x", "<script>", "<i>|{gold}{end}", NOTHING, NOTHING, "<b>")
+    report = audit(contains_gold, cases=[hostile]).to_markdown()
+    assert "<script" not in report
+    assert "| x: &lt;script&gt; | 5 | 1 | &lt;i&gt;\\|42 | &lt;b&gt; |" in report
 
 
 def test_a_substring_check_is_farmed_by_lists_and_negations_and_a_case_is_added_in_one_line():
@@ -71,11 +74,9 @@ def test_the_tasks_own_gold_answers_are_used_also_those_in_solutions():
     rows = [{"prompt": f"Question {n}?", "answer": gold} for n, gold in enumerate(golds)]
     result = audit(rewards.answer_reward(), cases=REPORTED, rows=rows).raise_for(0, refusals=0.0)
     assert {finding.gold for finding in result.findings} == {"72", "12", "7"}
-
-
-def test_of_a_stream_the_first_rows_are_used():
     stream = ({"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in itertools.count())
-    assert {f.gold for f in audit(contains_gold, rows=stream, cases=REPORTED, limit=2).findings} == {"1", "2"}
+    result = audit(contains_gold, rows=stream, cases=REPORTED, limit=2)
+    assert {finding.gold for finding in result.findings} == {"1", "2"}, "of a stream the first rows"
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -86,15 +87,11 @@ def test_the_cases_are_written_in_the_form_that_the_reward_reads(form):
         assert ('safer: form="boxed"' in str(result)) is (form in ("auto", "prose"))
 
 
-COMPOSED = [
-    rewards.clipped,
-    rewards.cached,
-    rewards.guarded,
-    lambda reward: rewards.gated(by=reward, reward=rewards.thinking_reward(PROMPT_OPENS)),
-]
+def gate(reward):
+    return rewards.gated(by=reward, reward=rewards.thinking_reward(PROMPT_OPENS))
 
 
-@pytest.mark.parametrize("compose", COMPOSED)
+@pytest.mark.parametrize("compose", [rewards.clipped, rewards.cached, rewards.guarded, gate])
 def test_a_composition_is_audited_as_its_members_say(compose):
     whole = compose(rewards.answer_reward("choice", form="boxed", tokens=PROMPT_OPENS))
     assert (whole.form, whole.kind, whole.tokens.prompt_opens) == ("boxed", "choice", True)
@@ -132,13 +129,11 @@ def test_a_reward_that_raises_is_reported_in_one_line_and_not_by_a_crash():
         return [float(answer[0] in completions[0][0]["content"])]
 
     result, every = (audit(reward, cases=REPORTED) for reward in (fragile, first))
-    assert {f.case.name for f in result.errors} >= {"empty"}
     of = f"(on {len(result.errors)} of {len(result.findings)} completions, first on 'nothing: empty')"
     assert result.headline == f"fragile raised ZeroDivisionError: division by zero {of}."
     assert len(every.errors) == len(every.findings) > 100
     assert "It returned 1 values for" in every.headline
-    for shown in (str(every), every.to_markdown()):
-        assert shown.count("RewardValueError") == 1
+    assert str(every).count("RewardValueError") == every.to_markdown().count("RewardValueError") == 1
     for one in (result, every):
         with pytest.raises(rewards.AuditFailed, match="raised on"):
             one.raise_for(exploits=None)
@@ -160,19 +155,6 @@ def test_chance_and_batch_order_are_noticed_and_plain_text_and_async_rewards_can
     assert not any(result.errors for result in results)
     assert [result.deterministic for result in results] == [False, True, True]
     assert [result.order_free for result in results][1:] == [False, True]
-
-
-def test_the_result_is_shown_as_text_and_as_markdown(of_copied_rule):
-    for shown in (str(of_copied_rule), of_copied_rule._repr_markdown_()):
-        assert "filler thought" in shown
-        assert "10 of 29 cases" in shown
-        assert "{gold}" not in shown
-    hostile = Case("x", "<script>", "<i>|{gold}{end}", NOTHING, NOTHING, "<b>")
-    report = audit(contains_gold, cases=[hostile]).to_markdown()
-    assert "<script" not in report
-    assert "| x: &lt;script&gt; | 5 | 1 | &lt;i&gt;\\|42 | &lt;b&gt; |" in report
-    tagged = audit(rewards.answer_reward(form="<answer>"), cases=[hostile])
-    assert "| form | &lt;answer&gt; |" in tagged.to_markdown()
 
 
 def bytes_tokenizer(*added):
@@ -230,49 +212,37 @@ def test_a_tokenizer_without_tokens_of_a_thought_will_do(template, rows):
     assert (result.errors, ours.errors) == ((), ())
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "says"),
-    [
-        ({"aim": "style"}, "no aim 'style'"),
-        ({"form": "boxd"}, "no form 'boxd'"),
-        ({"rows": []}, "no rows"),
-        ({"rows": [{"prompt": "?"}]}, "gold answer in column 'answer'"),
-        ({"tokenizer": "qwen"}, "needed, not its name"),
-        ({"reward": "x"}, "must be callable, not str"),
-    ],
-)
-def test_an_audit_that_cannot_be_made_says_why(kwargs, says):
+IMPOSSIBLE = {
+    "no aim 'style'": {"aim": "style"},
+    "no form 'boxd'": {"form": "boxd"},
+    "no rows": {"rows": []},
+    "gold answer in column 'answer'": {"rows": [{"prompt": "?"}]},
+    "needed, not its name": {"tokenizer": "qwen"},
+    "must be callable, not str": {"reward": "x"},
+}
+
+
+@pytest.mark.parametrize(("says", "kwargs"), IMPOSSIBLE.items())
+def test_an_audit_that_cannot_be_made_says_why(says, kwargs):
     with pytest.raises(ValueError, match=says):
         audit(**{"reward": contains_gold, **kwargs})
 
 
-INVERTED = [
-    lambda gold, text: -float(gold in text),
-    lambda gold, text: float(gold not in text),
-    lambda gold, text: float("answer is" in text and gold not in text),
-]
-
-
-@pytest.mark.parametrize("score", INVERTED)
-def test_a_reward_that_pays_right_answers_no_more_than_empty_ones_fails(score):
+def test_a_reward_that_pays_right_answers_no_more_than_empty_ones_fails():
     def reward(completions, answer, **kwargs):
-        return [score(gold, c[0]["content"]) for c, gold in zip(completions, answer, strict=True)]
+        return [-float(gold in c[0]["content"]) for c, gold in zip(completions, answer, strict=True)]
 
     with pytest.raises(rewards.AuditFailed, match=r"a right completion earns .* nothing in it"):
         audit(reward, cases=WRITTEN).raise_for(exploits=None)
 
 
-def test_a_penalty_of_form_or_length_does_not_fail_for_paying_nothing():
-    def repeats(completions, **kwargs):
-        texts = [completion[0]["content"].split() for completion in completions]
-        return [-float(len(words) > 3 * len(set(words))) for words in texts]
+@pytest.mark.parametrize("judges", ["form", "length"])
+def test_a_penalty_of_form_or_length_does_not_fail_for_paying_nothing(judges):
+    def penalty(completions, **kwargs):
+        return [-float("</think></think>" in completion[0]["content"]) for completion in completions]
 
-    def long(completions, **kwargs):
-        return [-len(completion[0]["content"]) / 1000 for completion in completions]
-
-    repeats.judges, long.judges = "form", "length"
-    for penalty in (repeats, long):
-        audit(penalty, cases=WRITTEN).raise_for(exploits=None)
+    penalty.judges = judges
+    audit(penalty, cases=CASES).raise_for(exploits=None)
 
 
 def test_a_reward_that_reads_a_tag_is_audited_in_tags_where_its_form_is_named():
@@ -284,3 +254,13 @@ def test_a_reward_that_reads_a_tag_is_audited_in_tags_where_its_form_is_named():
     assert 'name it: audit(reward, form="<answer>")' in str(unsaid)
     assert named.exploits
     assert len(named.refusals) < 40 < len(unsaid.refusals)
+
+
+def test_each_case_has_a_name_and_a_reason_and_applies_to_some_gold_answer_and_no_wrong_one_is_right():
+    golds = [gold_forms(gold) for gold in ("42", "1250", "-3", "1.5", "108", "C", "Mercury", "0", "A", "D")]
+    assert not [forms for forms in golds if forms["gold"] in (forms["wrong"], forms["wrong2"])]
+    assert len({case.label for case in CASES}) == len(CASES) >= 60
+    for case in CASES:
+        made = (fill(case, forms, "?", prompt_opens=opens) for forms in golds for opens in (False, True))
+        assert case.why, case
+        assert any(pieces is not None for pieces in made), case

@@ -32,15 +32,6 @@ def test_a_rubric_is_the_weighted_mean_of_its_marks_and_logs_each():
     assert reward(prompts=["", ""], completions=["a", "?"]) == [0.5, None], "without an opinion"
 
 
-def test_the_judge_reads_the_question_and_the_turns_before_it():
-    asked = []
-    reward = rubric_reward({"brief": "brief"}, lambda prompt, *_: asked.append(prompt))
-    turns = [("system", "s"), ("user", "What is 1+1?"), ("assistant", "2"), ("user", "Why?")]
-    several = [{"role": role, "content": text} for role, text in turns]
-    reward(prompts=["plain", several[:2], several], completions=["a"] * 3)
-    assert asked == ["plain", "What is 1+1?", "user: What is 1+1?\n\nassistant: 2\n\nuser: Why?"]
-
-
 OPEN, CLOSE, EOS = 151667, 151668, 151645
 IDS: dict[str, list[int]] = {
     "<think>so it is</think>\n42": [OPEN, 5, 6, CLOSE, 7, EOS],
@@ -62,13 +53,14 @@ JUDGED = {  # of these texts, None where the judge is not asked
 @pytest.mark.parametrize("aim", JUDGED)
 def test_the_judge_is_shown_the_thought_the_answer_or_both(aim, chat, known):
     rows = [row for row in zip(IDS.items(), JUDGED[aim], strict=True) if known == "ids" or 8 not in row[0][1]]
-    asked = []
-    reward = rubric_reward({"clear": "clear"}, lambda prompt, text, *_: asked.append(text) or 1.0, aim=aim)
+    asked, several = [], [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    note = lambda prompt, text, *_: asked.append((prompt, text)) or 1.0  # noqa: E731
+    reward = rubric_reward({"clear": "clear"}, note, aim=aim)
     completions = [[{"role": "assistant", "content": text}] if chat else text for (text, _), _ in rows]
     ids = [ids for (_, ids), _ in rows] if known == "ids" else None
-    scores = reward(prompts=["?"] * len(rows), completions=completions, completion_ids=ids)
+    scores = reward(prompts=[several] * len(rows), completions=completions, completion_ids=ids)
     assert scores == [float(shown is not None) for _, shown in rows]
-    assert asked == [shown for _, shown in rows if shown is not None]
+    assert asked == [("user: ?\n\nassistant: !", shown) for _, shown in rows if shown is not None]
 
 
 def test_an_async_judge_is_asked_about_everything_at_once_and_after_a_failure_nothing_more():
@@ -99,7 +91,7 @@ def test_an_async_judge_is_asked_about_everything_at_once_and_after_a_failure_no
     assert len(asked) < 4
 
 
-@pytest.mark.parametrize("mark", [1.5, -0.1, float("nan"), "0.5", [1.0]])
+@pytest.mark.parametrize("mark", [1.5, -0.1, float("nan"), "0.5"])
 def test_a_mark_outside_0_to_1_is_refused_by_criterion_and_sample(mark):
     reward = rubric_reward({"brief": "brief"}, lambda *question: mark)
     with pytest.raises(rewards.RewardValueError, match="'brief' is not a number from 0 to 1") as caught:
@@ -161,9 +153,7 @@ def test_a_reward_model_scores_as_transformers_does_whatever_the_batch(folder):
     assert len(set(together)) == 5
     assert together[0] == pytest.approx(expected, abs=1e-5)
     loaded = reward_model(model, AutoTokenizer.from_pretrained(folder), device="cpu")
-    assert loaded(**CHAT) == pytest.approx(together, abs=1e-5), (
-        "a loaded model and its tokenizer, by position"
-    )
+    assert loaded(**CHAT) == pytest.approx(together, abs=1e-5), "a loaded model and its tokenizer"
     plain = reward_model(folder, device="cpu")(prompts=["a "], completions=["good"])
     assert plain == [pytest.approx(expected, abs=1e-5)]
     assert torch.is_grad_enabled(), "gradients are off only inside"
@@ -184,9 +174,12 @@ def test_a_reward_model_pickles_without_its_weights_and_the_thought_can_be_hidde
     assert opened(prompts=CHAT["prompts"][:1], completions=parsed) == [pytest.approx(first)]
 
 
-def test_what_is_no_reward_model_of_one_output_is_refused(folder, tmp_path):
-    import transformers
-
+def test_what_is_no_reward_model_of_one_output_with_a_tokenizer_is_refused(folder, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"no words(.|\n)*tokenizer="):
+        reward_model(str(tmp_path), device="cpu")(**CHAT)
     config = transformers.AutoConfig.from_pretrained(folder, num_labels=2)
     transformers.Qwen3ForSequenceClassification(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has one output, and this one has 2"):
@@ -195,27 +188,18 @@ def test_what_is_no_reward_model_of_one_output_is_refused(folder, tmp_path):
         reward_model(42)
 
 
-def test_a_folder_without_a_tokenizer_is_refused_and_a_padding_token_is_the_models(folder, tmp_path):
+def test_without_a_padding_token_the_models_is_taken_and_a_long_text_is_cut_to_its_end(folder, tmp_path):
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"no words(.|\n)*tokenizer="):
-        reward_model(str(tmp_path), device="cpu")(**CHAT)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token = None
-    assert reward_model(model, tokenizer)(**CHAT) == pytest.approx(
-        reward_model(folder, device="cpu")(**CHAT), abs=1e-5
-    )
-
-
-def test_a_text_longer_than_the_models_own_context_is_cut_to_its_end(folder, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        vocab_size=9, n_positions=8, n_embd=16, n_layer=1, n_head=2, num_labels=1, pad_token_id=0
-    )
+    expected = pytest.approx(reward_model(folder, device="cpu")(**CHAT), abs=1e-5)
+    assert reward_model(model, tokenizer)(**CHAT) == expected
+    small = {"vocab_size": 9, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    config = transformers.GPT2Config(**small, num_labels=1, pad_token_id=0)
     transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
-    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
-    reward = reward_model(str(tmp_path), device="cpu")
+    tokenizer.save_pretrained(tmp_path)
     end = "good bad a b c good bad a"
-    long, short = reward(prompts=["", ""], completions=[f"{'c ' * 40}{end}", end])
-    assert long == pytest.approx(short, abs=1e-5)
+    given = {"prompts": ["", ""], "completions": [f"{'c ' * 40}{end}", end]}
+    long, short = reward_model(str(tmp_path), device="cpu")(**given)
+    assert long == pytest.approx(short, abs=1e-5), "longer than the model's own context"

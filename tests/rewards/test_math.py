@@ -30,7 +30,8 @@ def test_a_hard_expression_is_not_equal_and_an_easy_one_beside_it_is_judged():
 
 
 def test_a_server_that_dies_is_replaced_and_what_was_found_is_remembered(monkeypatch):
-    assert math.equal("a+b", "b+a")
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(math.equal, ["a+b"] * 4, ["b+a"] * 4)), "off the main thread"
     server = math._server()
     server.kill()
     server.wait()
@@ -93,13 +94,6 @@ def test_a_math_verify_that_finds_nothing_equal_is_not_believed(monkeypatch):
     monkeypatch.setattr(math.logging, "disable", lambda level: None)
     with pytest.raises(SystemExit, match="math-verify does not see"):
         math.serve()
-
-
-def test_it_works_off_the_main_thread():
-    call = {"completions": [r"\boxed{\sqrt{50}}"], "answer": [r"5\sqrt{2}"]}
-    with ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(answer_reward("math"), **call) for _ in range(4)]
-        assert [future.result() for future in futures] == [[1.0]] * 4
 
 
 def test_a_script_without_a_main_guard_is_not_run_again(tmp_path):

@@ -51,9 +51,9 @@ SAME = {
     "150% @ 1.5",
     "0.333333 @ 1/3",
     "5 @ $5",
-    "65 km/h @ 65 kilometers per hour",
+    "36 cm^2 @ 36 square cm",
 }
-SAME |= {"36 cm^2 @ 36 square cm"}
+SAME |= {"65 km/h @ 65 kilometers per hour"}
 OTHER = {"25% @ 25 dollars", "0.333 @ 1/3", "24 m^2 @ 24 m", "3 minutes @ 3 hours", "£30 @ 30 €"}
 
 

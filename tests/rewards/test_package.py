@@ -30,12 +30,11 @@ def test_the_package_works_alone_with_nothing_but_the_standard_library(tmp_path)
         "import rewards\n"
         "ids = [[151667, *range(40), 151668, 42, 151645]]\n"
         "print(rewards.answer_reward()(completions=['<think>x</think>42'], completion_ids=ids, answer=['42']))\n"
-        "print(rewards.thinking_reward()(completions=['<think>x?</think>42'], completion_ids=ids))\n"
         "print(len(rewards.audit(rewards.answer_reward('choice'), cases=rewards.CASES[:20]).exploits))\n"
         "try: rewards.overlong_reward(10, 5)\n"
         "except ImportError as error: print('ImportError')\n"
     )
-    assert run(code, "-I", "-S", cwd=tmp_path).split("\n")[:4] == ["[1.0]", "[1.1]", "0", "ImportError"]
+    assert run(code, "-I", "-S", cwd=tmp_path).split("\n")[:4] == ["[1.0]", "0", "ImportError", ""]
 
 
 def test_importing_it_imports_nothing_heavy_and_no_module_hides_a_public_name():

@@ -28,16 +28,11 @@ def test_overlong_and_repetition_are_trls_own():
     assert rewards.repetition_reward(2)(completion_ids=[[1, 2, 3, 4], [5] * 5]) == [0.0, -0.75]
 
 
-@pytest.mark.parametrize(
-    ("make", "wrong", "says"),
-    [
-        (rewards.length_reward, ((5, 2),), "fewest words"),
-        (rewards.overlong_reward, (10, 20), "soft must lie"),
-    ],
-)
-def test_bad_settings_are_refused(make, wrong, says):
-    with pytest.raises(ValueError, match=says):
-        make(*wrong)
+def test_bad_settings_are_refused():
+    with pytest.raises(ValueError, match="fewest words"):
+        rewards.length_reward((5, 2))
+    with pytest.raises(ValueError, match="soft must lie"):
+        rewards.overlong_reward(10, 20)
 
 
 def messages(*turns):
@@ -74,11 +69,7 @@ def test_every_form_of_completion_and_of_prompt_has_a_text():
         assert completion_text(completion) == text
     for prompt, text, asked in PROMPTS:
         assert (prompt_text(prompt), question(prompt)) == (text, asked)
+    moved = [{"role": "assistant", "reasoning_content": "hm", "content": "a"}]
+    assert completion_text(moved, thought=True) == "<think>hm</think>a", "a parser has moved it aside"
     with pytest.raises(TypeError, match="str or a list of messages"):
         completion_text(7)
-
-
-def test_a_thought_moved_aside_by_a_parser_can_be_put_back():
-    message = [{"role": "assistant", "reasoning_content": "hm", "content": "a"}]
-    texts = [completion_text(message), completion_text(message, thought=True)]
-    assert texts == ["a", "<think>hm</think>a"]

@@ -84,15 +84,10 @@ def test_the_tokenizer_gives_the_markers_and_its_template_who_opens(template, op
     assert tokens.prompt_opens is prompt_opens
 
 
-@pytest.mark.parametrize(
-    ("opens", "closes", "says"),
-    [
-        ([1, 2, 3], [8], "3 tokens"),
-        ([], [8], "0 tokens"),
-        ([7], [0], "does not decode"),
-        ([5], [8], "does not decode"),
-    ],
-)
+NOT_ONE = [([1, 2, 3], [8], "3 tokens"), ([], [8], "0 tokens"), ([7], [0], "does not decode")]
+
+
+@pytest.mark.parametrize(("opens", "closes", "says"), NOT_ONE)
 def test_a_tokenizer_without_the_markers_is_refused(opens, closes, says):
     with pytest.raises(ValueError, match=rf"(?s)not exactly one token.*{says}.*What to do"):
         ThinkTokens.from_tokenizer(FakeTokenizer({"<think>": opens, "</think>": closes}))
@@ -136,12 +131,9 @@ def test_the_copied_rule_is_reproduced():
     ids = [[O, 1], [42], *([O, *range(length), C, 42, E] for length, _, _ in COPIED)]
     scores = thinking_reward()(completions=texts, completion_ids=ids)
     assert scores == pytest.approx([-1.0, -1.0, *(score for _, _, score in COPIED)])
-
-
-def test_bands_are_free():
-    reward = thinking_reward(bands=[(0, 0.0), (2, 5.0)])
-    chat = [[{"role": "assistant", "content": "<think>so</think>x"}]]
-    assert reward(completions=chat, completion_ids=[[O, 1, 1, C, 2]]) == [5.0]
+    assert thinking_reward(bands=[(0, 0.0), (2, 5.0)])(completions=["so"], completion_ids=[[O, 1, 1, C]]) == [
+        5.0
+    ]
 
 
 GOOD_IDS = [O, *range(30), C, 42, E]

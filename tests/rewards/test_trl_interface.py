@@ -74,14 +74,6 @@ def test_bad_values_are_refused_by_name_and_sample(returned, sample, says):
     assert (where[:23], todo[:12]) == ("Where: reward 'returns'", "What to do: ")
 
 
-def test_the_limit_is_an_argument():
-    assert guarded(Returns([1e7]), limit=1e8)(completions=["a"]) == [1e7]
-    with pytest.raises(RewardValueError):
-        guarded(Returns([2.0]), limit=1.0)(completions=["a"])
-    with pytest.raises(ValueError, match="limit must be positive"):
-        guarded(Returns([2.0]), limit=0)
-
-
 def test_an_exception_keeps_the_rewards_own_traceback_and_an_interrupt_passes_through():
     def broken(completions, answer, **kwargs):
         raise answer[0]
@@ -159,7 +151,10 @@ def test_an_async_reward_stays_async_and_is_guarded():
     assert caught.value.sample == 1
 
 
-def test_a_guard_keeps_the_name_pickles_and_is_not_guarded_again():
+def test_a_guard_keeps_the_name_pickles_is_not_guarded_again_and_has_a_limit():
+    assert guarded(Returns([1e7]), limit=1e8)(completions=["a"]) == [1e7]
+    with pytest.raises(ValueError, match="limit must be positive"):
+        guarded(Returns([2.0]), limit=0)
     guard = pickle.loads(pickle.dumps(guarded(Returns([1.0]))))
     assert guarded(guard) is guard
     assert (guard.__name__, guard(completions=["a"])) == ("returns", [1.0])
@@ -206,9 +201,3 @@ def test_what_trl_cannot_call_with_these_columns_is_refused_before_any_call(rewa
     with pytest.raises(RewardSignatureError, match=says) as caught:
         guarded(reward, columns=columns)
     assert isinstance(caught.value, TypeError)
-
-
-@pytest.mark.parametrize("made", [lambda reward: rewards.weighted([reward]), rewards.clipped])
-def test_a_class_in_place_of_its_instance_is_refused_in_a_composition(made):
-    with pytest.raises(RewardSignatureError, match="Returns is a class"):
-        made(Returns)
