@@ -18,9 +18,10 @@ from bitsandbytes.nn import Params4bit
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig
 
+from rloo_kit.memory.formulas import LORA, OPTIMIZER, REST, WEIGHTS
 from rloo_kit.memory.hardware import CUDA_CONTEXT_BYTES
 from rloo_kit.memory.meter import Meter
-from rloo_kit.memory.plan_inputs import weight_bytes
+from rloo_kit.memory.plan_inputs import bytes_of, weight_bytes
 from rloo_kit.models import Checkpoint, nf4_bytes
 from rloo_kit.policy.bundled import TINY
 
@@ -108,6 +109,18 @@ def limit_torch(size: int) -> None:
     torch.cuda.reset_accumulated_memory_stats()
 
 
+def held(trainer: rloo_kit.RLOOTrainer) -> dict[str, int]:
+    """Part of the plan -> bytes that stay after a step."""
+    linear, rest = weight_bytes(trainer.model)
+    states = [entry for state in trainer.optimizer.state.values() for entry in state.values()]
+    return {
+        WEIGHTS: linear,
+        REST: rest,
+        LORA: bytes_of(p for name, p in trainer.model.named_parameters() if "lora_" in name),
+        OPTIMIZER: bytes_of(entry for entry in states if torch.is_tensor(entry)),
+    }
+
+
 def case(place: Place, shape: str, k: int, groups: int, tokens: int, micro: int) -> dict[str, Figure]:
     """Two steps within the plan's bytes, the second at full length; and measured over planned, by part and phase."""
     tokens, prompt = (work.REHEARSAL_TOKENS, 32) if place.is_rehearsal else (tokens, 256)
@@ -119,14 +132,14 @@ def case(place: Place, shape: str, k: int, groups: int, tokens: int, micro: int)
     plan = rloo_kit.plan(policy, config, prompt_tokens=longest)
     if plan.fits == "does not fit":
         return {"does not fit by the plan, which needs, GiB": Figure(plan.peak_bytes / 2**30)}
-    trainer.memory = Meter.for_model(trainer.model)
+    trainer.memory = Meter()
     if not place.is_rehearsal:
         limit_torch(plan.peak_bytes - CUDA_CONTEXT_BYTES)
     trainer.train()
     compared = plan.compare(trainer)
     sampled = max(entry.get("completions/max_length", 0.0) for entry in trainer.state.log_history)
     found = {
-        "every phase was measured": Figure(all(row.measured_bytes for row in compared.phases)),
+        "every phase was measured": Figure(all(seen for _, seen in compared.values())),
         "longest completion, of its limit": Figure(sampled / tokens, low=1.0),
     }
     if not place.is_rehearsal:
@@ -139,8 +152,9 @@ def case(place: Place, shape: str, k: int, groups: int, tokens: int, micro: int)
         found["context, measured / planned"] = Figure(beside / CUDA_CONTEXT_BYTES)
         for name, peak in trainer.memory.peaks.items():
             found[f"reserved in {name}, GiB"] = Figure(peak.reserved_bytes / 2**30)
-    for row in (*compared.parts, *compared.phases):
-        if row.measured_bytes and row.planned_bytes:
-            found[f"{row.name}, measured / planned"] = Figure(row.measured_bytes / row.planned_bytes)
-            found[f"{row.name}, off by, MiB"] = Figure((row.measured_bytes - row.planned_bytes) / 2**20)
+    sizes = {part: (plan.phases["optimizer"][part], size) for part, size in held(trainer).items()}
+    sizes |= {f"peak in {name}": (planned, seen or 0) for name, (planned, seen) in compared.items()}
+    for name, (planned, seen) in sizes.items():
+        found[f"{name}, measured / planned"] = Figure(seen / planned)
+        found[f"{name}, off by, MiB"] = Figure((seen - planned) / 2**20)
     return found

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from rloo_kit.memory.hardware import CARD_MIB
+from rloo_kit.memory.hardware import CARDS as KNOWN
 from rloo_kit.session.output import MIB
 
 
@@ -12,7 +12,7 @@ class Card:
     """A GPU as ``torch.cuda.get_device_properties`` describes it.
 
     Attributes:
-        name: as :data:`rloo_kit.memory.hardware.CARD_MIB` has it.
+        name: as :data:`rloo_kit.memory.hardware.CARDS` has it.
         capability: the compute capability (CUDA C++ programming guide, appendix "Compute Capabilities").
         processors: streaming multiprocessors.
         shared_bytes: shared memory that a block may ask for.
@@ -26,7 +26,7 @@ class Card:
     @property
     def total_bytes(self) -> int:
         """What the driver shows."""
-        return CARD_MIB[self.name] * MIB
+        return KNOWN[self.name][0] * MIB
 
     @property
     def has_bfloat16(self) -> bool:

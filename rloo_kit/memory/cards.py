@@ -1,8 +1,10 @@
-"""Which model fits which GPU: :func:`fit`, and the table of docs/cards.md and of ``rloo-kit cards``; computed."""
+"""Which model fits which GPU: for ``load_policy``, and as the table of docs/cards.md and ``rloo-kit cards``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from bisect import bisect_left
+from typing import TYPE_CHECKING
 
 from rloo_kit.memory.hardware import Device, device_of
 from rloo_kit.memory.plan import Plan, first, plan, smaller_batches
@@ -13,29 +15,28 @@ from rloo_kit.session.output import GIB
 if TYPE_CHECKING:
     import trl
 
-CARDS = {
+SHOWN = {
     "RTX 3060 Ti, 4060": "rtx 4060",
     "RTX 3060 12GB, 4070": "rtx 4070",
     "T4": "t4",
     "RTX 4060 Ti 16GB, 4080": "rtx 4080",
     "RTX 3090, 4090": "rtx 4090",
 }
-MODELS = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b")
-ROWS = 8
+ROWS = 8  # completions at once, of that table
 
-FIT_COMPLETION_TOKENS = 1024
-"""Completions that :func:`fit` leaves room for by default: shorter ones cut off a thinking model's thought."""
+COMPLETION_TOKENS = 1024
+"""What completions have room for by default: shorter ones cut off a thinking model's thought."""
 
 FIRST_RUN: tuple[tuple[str, bool | None], ...] = (("qwen3-4b-instruct", None), ("qwen3-1.7b", False))
 """What ``load_policy()`` takes on a GPU, and whether it thinks: the first that fits, else the last.  A hybrid Qwen3
-thinks past :data:`FIT_COMPLETION_TOKENS`, and a truncated completion cannot be right."""
+thinks past :data:`COMPLETION_TOKENS`, and a truncated completion cannot be right."""
 
 
 def first_run(card: str | float | Device | None = None, load_in_4bit: bool = True) -> tuple[str, bool | None]:
     """The checkpoint for a first run on a card, and its ``thinking``; see :data:`FIRST_RUN`."""
     for name, thinking in FIRST_RUN[:-1]:
         found = plan(name, card=card, load_in_4bit=load_in_4bit)
-        found = found.with_settings(completion_tokens=FIT_COMPLETION_TOKENS)
+        found = found.with_settings(completion_tokens=COMPLETION_TOKENS)
         if found.fits == "fits" and found.sampled_rows == found.settings.batch_rows:
             return name, thinking
     return FIRST_RUN[-1]
@@ -52,19 +53,13 @@ def fit(
     """The plan of the largest Qwen3 of the catalogue that fits with the whole batch sampled at once; where none does,
     of the smallest with fewer at once, or else with a smaller generation batch; where nothing fits, of the smallest.
 
-    Arguments as for :func:`plan`; without a config completions have :data:`FIT_COMPLETION_TOKENS`.
+    Arguments as for :func:`plan`; without a config completions have :data:`COMPLETION_TOKENS`.
     """
-    device = device_of(card)
-    given: dict[str, Any] = {
-        "prompt_tokens": prompt_tokens,
-        "lora_rank": lora_rank,
-        "load_in_4bit": load_in_4bit,
-    }
-    plans = [
-        plan(found, config, device, **given) for found in CATALOGUE.values() if found.name not in FOR_CPU
-    ]
+    given = {"prompt_tokens": prompt_tokens, "lora_rank": lora_rank, "load_in_4bit": load_in_4bit}
+    names, device = [name for name in CATALOGUE if name not in FOR_CPU], device_of(card)
+    plans = [plan(name, config, device, **given) for name in names]  # type: ignore[arg-type]
     if config is None:
-        plans = [found.with_settings(completion_tokens=FIT_COMPLETION_TOKENS) for found in plans]
+        plans = [found.with_settings(completion_tokens=COMPLETION_TOKENS) for found in plans]
     asked, batch = plans[0].settings.generation_rows, plans[0].settings.batch_rows
     at_once = [found for found in reversed(plans) if asked or found.sampled_rows == batch]
     return first([*at_once, plans[0], *smaller_batches(plans[0])], "fits") or plans[0]
@@ -73,32 +68,28 @@ def fit(
 def longest_completion(planned: Plan) -> int:
     """The most tokens a completion may have for the plan to fit, in steps of 64, up to 32,768 with the prompt, which
     Qwen3 was trained for; 0 where none does."""
-    low, high = 0, (32768 - planned.settings.prompt_tokens) // 64
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = planned.with_settings(completion_tokens=64 * middle).fits == "fits"
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return 64 * low
-
-
-def cell(model: str, card: str) -> str:
-    """Peak memory at the default lengths, and the longest completion that fits."""
-    batch = {"micro_rows": 2, "accumulation": ROWS // 2, "batch_rows": ROWS, "generation_rows": ROWS}
-    found = plan(model, card=card).with_settings(completion_tokens=FIT_COMPLETION_TOKENS, **batch)
-    longest = longest_completion(found)
-    return f"{found.peak_bytes / GIB:.1f} GiB, {longest:,} tokens" if longest else "does not fit"
+    lengths = range(64, 32768 - planned.settings.prompt_tokens, 64)
+    return 64 * bisect_left(
+        lengths, True, key=lambda tokens: planned.with_settings(completion_tokens=tokens).fits != "fits"
+    )
 
 
 def table() -> str:
-    """A Markdown table of GPUs against models, and what it assumes in a sentence."""
-    lines = [f'| card | usable | `load_policy()` takes | `load_policy("largest")` | {" | ".join(MODELS)} |']
-    lines.append("|---|---:|---|---|" + "---|" * len(MODELS))
-    for label, name in CARDS.items():
-        best, cells = fit(name), " | ".join(cell(model, name) for model in MODELS)
-        usable = f"{best.device.usable_bytes / GIB:.1f} GiB"
-        lines.append(
-            f"| {label} | {usable} | {first_run(name)[0]} | {best.model.checkpoint.name} | {cells} |"
-        )
+    """A Markdown table of GPUs against models: the peak, and the longest completion that fits."""
+    models = [name for name in CATALOGUE if re.fullmatch(r"qwen3-[\d.]+b", name)]
+    lines = [f'| card | usable | `load_policy()` takes | `load_policy("largest")` | {" | ".join(models)} |']
+    lines.append("|---|---:|---|---|" + "---|" * len(models))
+    batch = {"micro_rows": 2, "accumulation": ROWS // 2, "batch_rows": ROWS, "generation_rows": ROWS}
+    for label, card in SHOWN.items():
+        best, cells = fit(card), []
+        for name in models:
+            found = plan(name, card=card).with_settings(completion_tokens=COMPLETION_TOKENS, **batch)
+            longest = longest_completion(found)
+            cells.append(
+                f"{found.peak_bytes / GIB:.1f} GiB, {longest:,} tokens" if longest else "does not fit"
+            )
+        usable, chosen = f"{best.device.usable_bytes / GIB:.1f} GiB", first_run(card)[0]
+        lines.append(f"| {' | '.join([label, usable, chosen, best.model.checkpoint.name, *cells])} |")
     s = best.settings
     rule = (
         f"Rule: 4 bit, LoRA rank {s.lora_rank}, {ROWS} completions at once, 2 per pass, prompts of {s.prompt_tokens} "

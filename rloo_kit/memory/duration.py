@@ -1,8 +1,15 @@
-"""How long a step takes on a GPU, roughly: a range from weights, cache and kernel launches, never timed."""
+"""How long a run takes on a GPU, roughly: a range from weights, cache and kernel launches, never timed.
+
+All prompts and completions are taken to be as long as they may be.  Downloads, grading and saving are not counted.
+"""
 
 from __future__ import annotations
 
-from rloo_kit.memory.plan_inputs import Model, Settings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rloo_kit.memory.plan_inputs import Model, Settings
 
 BANDWIDTH_SHARE, PEAK_SHARE = 0.5, 0.3
 """Of a GPU's bandwidth and of its peak, in a slow case.  An assumption: large language models were trained at 21 to
@@ -14,55 +21,74 @@ LAUNCH_SECONDS = 10e-6
 FUSED_ROWS = 16
 """Up to so many rows are multiplied with 4-bit weights directly (unsloth's ``_BNB_GEMM_4BIT_MAX_ROWS``)."""
 
+Range = tuple[float, float]
+Work = tuple[float, float, float]  # bytes moved, operations, kernels launched
 
-def of_step(model: Model, settings: Settings, bandwidth: float, peak: float) -> tuple[float, float]:
-    """Seconds of a step, at best and in a slow case, where all prompts and completions are as long as they may be.
 
-    At best each phase takes as long as its bytes at full ``bandwidth`` or its operations at the ``peak``, whichever is
-    more.  In a slow case both are used in part, one after the other, or launching the kernels takes longer still.
+class Speed:
+    """A model under settings on a GPU of some bandwidth, in bytes a second, and peak, in operations a second."""
+
+    def __init__(self, model: Model, settings: Settings, bandwidth: float, peak: float) -> None:
+        self.model, self.settings, self.bandwidth, self.peak = model, settings, bandwidth, peak
+        self.shape = shape = model.checkpoint
+        self.head, self.lora = shape.vocabulary * shape.hidden_size, sum(model.lora_sizes)
+        self.dense = shape.linear_parameters + self.lora
+        # A matrix in 16 bit: as it is, or made of its 4 bits, written and read.
+        in_16_bit = 2 * 2 * shape.linear_parameters
+        self.weights = model.linear_bytes + in_16_bit if settings.four_bit else 2 * self.dense
+        self.pairs = (
+            4 * shape.heads * shape.head_dim * shape.layers
+        )  # operations of a token with one before it
+
+    def step(self) -> Range:
+        """Seconds of a training step."""
+        s = self.settings
+        completions, rows = s.micro_rows * s.accumulation, s.sampled_rows
+        batches, before = completions / s.micro_rows, s.passes.reference + (not s.passes.single)
+        return self._range(
+            *self._sampled(completions / (rows * s.iterations), rows, rows > s.num_generations),
+            self._passes(before * batches / s.iterations, s.micro_rows, s.row_tokens, s.completion_tokens),
+            # Forward, once more for what was not kept, and backward.
+            self._passes(3 * batches, s.micro_rows, s.row_tokens, s.completion_tokens),
+        )
+
+    def _passes(self, n: float, rows: int, length: int, scored: int) -> Work:
+        """``n`` forward passes of ``rows``, with log-probabilities of the last ``scored`` tokens."""
+        flops = rows * (length * (2 * self.dense + self.pairs * length) + scored * 2 * self.head)
+        return n * (self.weights + 2 * self.head), n * flops, n * 50 * self.shape.layers
+
+    def _sampled(self, n: float, rows: int, padded: bool) -> Iterable[Work]:
+        """``n`` rounds of sampling: the prompts, then token after token."""
+        s, shape = self.settings, self.shape
+        cached, groups = s.prompt_tokens + s.completion_tokens / 2, shape.heads // shape.kv_heads
+        # Prompts of unlike length are masked, for which unsloth copies keys and values for every head.
+        copies = 1 + 2 * groups if padded and groups > 1 else 1
+        read = self.model.linear_bytes if rows <= FUSED_ROWS else self.weights
+        moved = read + 2 * (self.lora + self.head) + rows * cached * copies * shape.kv_bytes_per_token
+        flops = rows * (2 * (self.dense + self.head) + self.pairs * cached)
+        tokens = n * (s.completion_tokens - 1)
+        yield self._passes(n, rows, s.prompt_tokens, 1)
+        yield tokens * moved, tokens * flops, tokens * 38 * shape.layers
+
+    def _range(self, *phases: Work) -> Range:
+        """At best each phase takes as long as its bytes or its operations, whichever is more; in a slow case both are
+        done in part of the GPU's speed, one after the other, or launching the kernels takes longer still."""
+        low = sum(max(moved / self.bandwidth, flops / self.peak) for moved, flops, _ in phases)
+        bandwidth, peak = BANDWIDTH_SHARE * self.bandwidth, PEAK_SHARE * self.peak
+        slow = (
+            max(moved / bandwidth + flops / peak, LAUNCH_SECONDS * kernels)
+            for moved, flops, kernels in phases
+        )
+        return low, sum(slow)
+
+
+def spelled(found: Range) -> str:
+    """A range in seconds, minutes or hours.
+
+    >>> spelled((31.0, 250.0)), spelled((5.25, 75.0))
+    ('0.5 to 4.2 min', '5.2 to 75.0 s')
     """
-    s, shape, rows, tokens = settings, model.checkpoint, settings.sampled_rows, settings.completion_tokens
-    head, lora = shape.vocabulary * shape.hidden_size, sum(model.lora_sizes)
-    dense = shape.linear_parameters + lora
-    # A matrix in 16 bit: as it is, or made of its 4 bits, written and read.
-    weights = (model.linear_bytes + 2 * 2 * shape.linear_parameters) if s.four_bit else 2 * dense
-    pairs = 4 * shape.heads * shape.head_dim * shape.layers  # operations of a token with one before it
-
-    cached = s.prompt_tokens + tokens / 2
-    groups = shape.heads // shape.kv_heads
-    # Prompts of unlike length are masked, for which unsloth copies keys and values for every head.
-    copies = 1 + 2 * groups if rows > s.num_generations and groups > 1 else 1
-    read = model.linear_bytes if rows <= FUSED_ROWS else weights
-    token_bytes = read + 2 * (lora + head) + rows * cached * copies * shape.kv_bytes_per_token
-    token_flops = rows * (2 * (dense + head) + pairs * cached)
-
-    def passes(n: float, of_rows: int, length: int, scored: int) -> tuple[float, float, float]:
-        """Bytes, operations and kernels of ``n`` forward passes."""
-        flops = of_rows * (length * (2 * dense + pairs * length) + scored * 2 * head)
-        return n * (weights + 2 * head), n * flops, n * 50 * shape.layers
-
-    completions = s.micro_rows * s.accumulation
-    slices, batches = completions / (rows * s.iterations), completions / s.micro_rows
-    before = s.passes.reference + (not s.passes.single)
-    decoded = slices * (tokens - 1)
-    phases = (
-        passes(slices, rows, s.prompt_tokens, 1),
-        (decoded * token_bytes, decoded * token_flops, decoded * 38 * shape.layers),
-        passes(before * batches / s.iterations, s.micro_rows, s.row_tokens, tokens),
-        # Forward, once more for what was not kept, and backward.
-        passes(3 * batches, s.micro_rows, s.row_tokens, tokens),
+    size, unit = next(
+        (size, unit) for size, unit in ((3600, "h"), (60, "min"), (1, "s")) if found[1] >= 2 * size
     )
-    low = sum(max(n_bytes / bandwidth, flops / peak) for n_bytes, flops, _ in phases)
-    high = sum(
-        max(n_bytes / (BANDWIDTH_SHARE * bandwidth) + flops / (PEAK_SHARE * peak), LAUNCH_SECONDS * kernels)
-        for n_bytes, flops, kernels in phases
-    )
-    return low, high
-
-
-def spelled(seconds: float) -> str:
-    """In seconds, minutes or hours."""
-    for size, unit in ((3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"
+    return f"{found[0] / size:.1f} to {found[1] / size:.1f} {unit}"

@@ -1,8 +1,7 @@
 """How many bytes each part of an RLOO step takes: one formula a term, with the source it was read from.
 
-Sources are the pinned releases of bitsandbytes, PEFT, TRL, transformers, unsloth and unsloth_zoo; nothing is copied.
 They are checked against unsloth's own GPU code run on tensors without memory (benchmarks/plan_on_meta.py) and on one
-H100.  A CPU's cache is its own; its activations are taken to be a GPU's.  It imports nothing heavy.
+H100.  A CPU's cache is its own; its activations are taken to be a GPU's.
 
 Letters: n tokens in a micro-batch, T tokens in a row, H hidden size, A heads x head_dim, G kv_heads x head_dim,
 F ffn size, V vocabulary, L layers, r LoRA rank.
@@ -16,10 +15,9 @@ from rloo_kit.memory.plan_inputs import PROCESSORS, Model, Settings
 from rloo_kit.session.output import GIB, MIB
 
 WEIGHTS, KEPT, REST = "weights", "layers kept in 16 bit", "embedding, lm_head, norms"
-LORA, REFERENCE = "LoRA", "LoRA, reference copy"
-REFERENCE_MODEL, HEAD_GRADIENT = "reference model", "gradient of lm_head"
-GRADIENTS, OPTIMIZER = "gradients", "optimizer state"
-CACHE, DECODING, VLLM = "key-value cache", "decoding and sampling", "vLLM's share"
+LORA, REFERENCE, REFERENCE_MODEL = "LoRA", "LoRA, reference copy", "reference model"
+OPTIMIZER, GRADIENTS, HEAD_GRADIENT = "optimizer state", "gradients", "gradient of lm_head"
+VLLM, CACHE, DECODING = "vLLM's share", "key-value cache", "decoding and sampling"
 CHECKPOINTS, LAYER = "checkpointed activations", "one layer's activations"
 HIDDEN, TILE = "final hidden states", "log-probability tile"
 BUFFER, OFFLOAD, ROTARY = "one weight, dequantised", "offload buffers", "rotary table"
@@ -52,6 +50,7 @@ class Step:
         # In float32: unsloth_zoo's prepare_model_for_training and PEFT's autocast_adapter_dtype upcast it.
         self.lora = 4 * sum(model.lora_sizes)
         self.gradients = self.lora + settings.dtype_bytes * sum(model.full_sizes)
+        self.trained_sizes = model.full_sizes or model.lora_sizes
         # The largest projection in full: unsloth's fast_dequantize keeps one buffer of that size for all layers
         # (kernels/utils.py); on a CPU bitsandbytes makes one in each backward product (MatMul4Bit).
         largest = max(rows * columns for rows, columns in shape.projections.values())
@@ -71,7 +70,7 @@ class Step:
         8 bit: two bytes a weight and two float32 scales per 256; tensors under 4096 weights in 32 bit; two tables of
         256 (bitsandbytes, ``Optimizer2State.init_state``).
         """
-        sizes = self.model.trained_sizes
+        sizes = self.trained_sizes
         if "8bit" not in self.settings.optimizer or not self.settings.on_gpu:
             return 2 * self.gradients + 4 * len(sizes)
         blockwise = sum(2 * size + 8 * -(-size // 256) for size in sizes if size >= 4096)
@@ -234,15 +233,20 @@ class Step:
 
     def phases(self) -> dict[str, Parts]:
         """Phase -> part -> bytes, in the order of a run."""
-        found = {"load": self._load(), "generate": self._generate()}
-        if self.settings.passes.before_update:
-            found["log-probs"] = self._log_probs()
-        return {**found, "forward": self._forward(), "backward": self.backward(), "optimizer": self._update()}
-
-    def _load(self) -> Parts:
-        """Before the first step; a matrix is held in full while it is quantised."""
         held = {part: size for part, size in self.standing.items() if part in (WEIGHTS, KEPT, REST, CONTEXT)}
-        return {**held, LORA: self.lora, BUFFER: self.buffer, **self._engine(asleep=False)}
+        # A matrix is held in full while it is quantised.
+        load = {**held, LORA: self.lora, BUFFER: self.buffer, **self._engine(asleep=False)}
+        before = {"log-probs": self._log_probs()} if self.settings.passes.before_update else {}
+        # The fused kernels need nothing beside gradients and state; clipping, a norm of each tensor, twice.
+        gradients = {GRADIENTS: self.gradients + 8 * len(self.trained_sizes) + 8}
+        return {
+            "load": load,
+            "generate": self._generate(),
+            **before,
+            "forward": self._forward(),
+            "backward": self.backward(),
+            "optimizer": {**self.standing, **self._engine(asleep=True), **gradients},
+        }
 
     def _generate(self) -> Parts:
         """The largest of three moments: all prompts in a layer; the first decode step, which copies their keys and
@@ -293,19 +297,17 @@ class Step:
             layers[HEAD_GRADIENT] = copies * self.head * self.settings.dtype_bytes
         return self._phase({GRADIENTS: self.gradients, **layers}, self.widest_activation)
 
-    def _update(self) -> Parts:
-        """The fused kernels need nothing beside gradients and state; clipping, a norm of each tensor, twice."""
-        gradients = self.gradients + 8 * len(self.model.trained_sizes) + 8
-        return {**self.standing, **self._engine(asleep=True), GRADIENTS: gradients}
-
-    def _engine(self, asleep: bool) -> Parts:
-        engine = self.settings.engine
-        return {} if engine is None else {VLLM: engine.beside(self.weights, asleep)}
-
     def _phase(self, moving: Parts, block: int) -> Parts:
         """With fragmentation, estimated as the largest block once more: it does not go into smaller ones' holes."""
         fragmentation = {FRAGMENTATION: block} if self.settings.on_gpu else {}
         return {**self.standing, **self._engine(asleep=True), **moving, **fragmentation}
+
+    def _engine(self, asleep: bool) -> Parts:
+        engine = self.settings.engine
+        if engine is None:
+            return {}
+        beside = max(0, engine.share_bytes - self.weights * engine.shares_weights)
+        return {VLLM: 0 if asleep and engine.standby else beside}
 
 
 def _in_blocks(tokens: int) -> int:

@@ -13,49 +13,29 @@ from rloo_kit.session.output import GIB, MIB
 if TYPE_CHECKING:
     import torch
 
-CARD_MIB = {
-    name: mib
-    for mib, names in {
-        6144: "rtx 2060 6gb",
-        8151: "rtx 5060, rtx 5060 ti 8gb",
-        8188: "rtx 4060, rtx 4060 ti 8gb",
-        8192: "rtx 2070, rtx 2080, rtx 3050 8gb, rtx 3060 8gb, rtx 3060 ti, rtx 3070, rtx 3070 ti",
-        10240: "rtx 3080 10gb",
-        11264: "rtx 2080 ti",
-        12227: "rtx 5070",
-        12282: "rtx 4070, rtx 4070 super, rtx 4070 ti",
-        12288: "rtx 3060 12gb, rtx 3080 12gb, rtx 3080 ti",
-        15360: "t4",
-        16303: "rtx 5070 ti, rtx 5080",
-        16311: "rtx 5060 ti 16gb",
-        16376: "rtx 4070 ti super, rtx 4080, rtx 4080 super",
-        16380: "rtx 4060 ti 16gb",
-        23028: "a10, a10g",
-        23034: "l4",
-        24564: "rtx 3090 ti, rtx 4090",
-        24576: "rtx 3090",
-        32607: "rtx 5090",
-    }.items()
-    for name in names.split(", ")
+CARDS = {
+    name: (int(mib), float(bandwidth), float(peak))
+    for name, mib, bandwidth, peak in re.findall(
+        r"(\w.*?): (\d+), (\d+), ([\d.]+);",
+        """
+        rtx 2060 6gb: 6144, 336, 25.8;  rtx 2070: 8192, 448, 29.9;  rtx 2080: 8192, 448, 40.3;
+        rtx 2080 ti: 11264, 616, 53.8;  t4: 15360, 320, 65;
+        rtx 3050 8gb: 8192, 224, 18.2;  rtx 3060 8gb: 8192, 240, 25.5;  rtx 3060 12gb: 12288, 360, 25.5;
+        rtx 3060 ti: 8192, 448, 32.4;  rtx 3070: 8192, 448, 40.6;  rtx 3070 ti: 8192, 608, 43.5;
+        rtx 3080 10gb: 10240, 760, 59.5;  rtx 3080 12gb: 12288, 912, 61.3;  rtx 3080 ti: 12288, 912, 68.2;
+        rtx 3090: 24576, 936, 71.2;  rtx 3090 ti: 24564, 1008, 80.0;
+        rtx 4060: 8188, 272, 30.2;  rtx 4060 ti 8gb: 8188, 288, 44.1;  rtx 4060 ti 16gb: 16380, 288, 44.1;
+        rtx 4070: 12282, 504, 58.3;  rtx 4070 super: 12282, 504, 71.0;  rtx 4070 ti: 12282, 504, 80.2;
+        rtx 4070 ti super: 16376, 672, 88.2;  rtx 4080: 16376, 717, 97.5;  rtx 4080 super: 16376, 736, 104.4;
+        rtx 4090: 24564, 1008, 165.2;  l4: 23034, 300, 121;  a10: 23028, 600, 125;
+        rtx 5060: 8151, 448, 38.4;  rtx 5060 ti 8gb: 8151, 448, 47.4;  rtx 5060 ti 16gb: 16311, 448, 47.4;
+        rtx 5070: 12227, 672, 61.7;  rtx 5070 ti: 16303, 896, 87.9;  rtx 5080: 16303, 960, 112.6;
+        rtx 5090: 32607, 1792, 209.5;
+        """,
+    )
 }
-"""Name -> memory in MiB, as nvidia-smi shows it; a T4's error correction takes a sixteenth of its 16 GiB.  Part of it
-belongs to the driver and the desktop: see :data:`RESERVED_BYTES`."""
-
-CARD_SPEED = {
-    name: (float(bandwidth), float(peak))
-    for line in """
-        rtx 2060 6gb: 336, 25.8;  rtx 2080 ti: 616, 53.8
-        rtx 3060 12gb: 360, 25.5;  rtx 3060 ti: 448, 32.4;  rtx 3070: 448, 40.6;  rtx 3080 10gb: 760, 59.5
-        rtx 3080 ti: 912, 68.2;  rtx 3090: 936, 71.2;  rtx 3090 ti: 1008, 80.0
-        rtx 4060: 272, 30.2;  rtx 4060 ti 8gb: 288, 44.1;  rtx 4060 ti 16gb: 288, 44.1;  rtx 4070: 504, 58.3
-        rtx 4070 ti: 504, 80.2;  rtx 4070 ti super: 672, 88.2;  rtx 4080: 717, 97.5;  rtx 4090: 1008, 165.2
-        rtx 5060 ti 16gb: 448, 47.4;  rtx 5070: 672, 61.7;  rtx 5070 ti: 896, 87.9;  rtx 5080: 960, 112.6
-        rtx 5090: 1792, 209.5;  t4: 320, 65;  l4: 300, 121;  a10: 600, 125
-    """.strip().splitlines()
-    for name, bandwidth, peak in (re.split("[:,] ", card) for card in line.strip().split(";  "))
-}
-"""Name -> memory bandwidth in GB/s, and peak TFLOP/s of dense products in 16 bit that are added up in 32 bit, as torch
-has them.  From NVIDIA's architecture whitepapers and data sheets."""
+"""Name -> memory in MiB as nvidia-smi shows it (a T4's error correction takes a sixteenth), bandwidth in GB/s, and peak
+TFLOP/s of dense products in 16 bit that are added up in 32 bit, as torch has them: NVIDIA's whitepapers and sheets."""
 
 RESERVED_BYTES = 512 * MIB
 """Left free on a GPU that is only named: for the driver (a 12 GiB RTX 3060 gives torch 11.75 GiB) and a desktop."""
@@ -64,13 +44,9 @@ CUDA_CONTEXT_BYTES = 512 * MIB
 """Of a GPU beside torch's tensors: the CUDA context and libraries' kernels.  An estimate: published out-of-memory
 messages show 0.1 to 0.7 GiB between what the driver and what torch count; on an H100 it was 0.82."""
 
-FAST_INFERENCE_SHARE, COLOCATE_SHARE = 0.5, 0.3
-"""vLLM's of the GPU where none is asked for: of unsloth's ``from_pretrained``, and of TRL's RLOOConfig."""
-
-STANDBY_SHARES = ((40, 0.925), (25, 0.9), (20, 0.825), (14, 0.8), (10, 0.775), (0, 0.75))
-STANDBY_FACTOR = 0.95
-"""What unsloth_zoo's ``load_vllm`` puts in place of the share asked for in standby, by GiB of the GPU at least, and
-what it multiplies that by."""
+FAST_INFERENCE_SHARE, COLOCATE_SHARE, STANDBY_SHARE = 0.5, 0.3, 0.75
+"""vLLM's of the GPU where none is asked for: of unsloth's ``from_pretrained``, of TRL's RLOOConfig, and about what
+unsloth_zoo's ``load_vllm`` puts in place of any other in standby (0.71 to 0.88, more on a larger GPU)."""
 
 
 @dataclass(frozen=True)
@@ -84,23 +60,12 @@ class Device:
 
 @dataclass(frozen=True)
 class Engine:
-    """vLLM on the GPU that trains, as read in unsloth and TRL: it was not run for this kit.
-
-    Attributes:
-        share_bytes: what it takes while it samples: weights, key-value cache, its activations.
-        shares_weights: whether the trainer's weights are vLLM's, so that they are part of the share.
-        standby: whether it lets go of its cache, and of weights of its own, while the trainer works.
-    """
+    """vLLM on the GPU that trains, as read in unsloth and TRL, never run for this kit: what it takes while it samples,
+    whether the trainer's weights are part of that, and whether it lets go of it while the trainer works."""
 
     share_bytes: int
     shares_weights: bool
     standby: bool
-
-    def beside(self, weights: int, asleep: bool) -> int:
-        """Bytes beside the trainer's own ``weights``, awake or asleep."""
-        if asleep and self.standby:
-            return 0
-        return max(0, self.share_bytes - weights * self.shares_weights)
 
 
 def device_of(card: str | float | Device | None = None) -> Device:
@@ -119,17 +84,19 @@ def device_of(card: str | float | Device | None = None) -> Device:
     if size:
         return Device(f"a card of {size[1]} GiB", int(float(size[1]) * GIB) - RESERVED_BYTES)
     name = _known_card(card)
-    return Device(name, CARD_MIB[name] * MIB - RESERVED_BYTES)
+    return Device(name, CARDS[name][0] * MIB - RESERVED_BYTES)
 
 
 def speed_of(device: Device) -> tuple[float, float] | None:
     """Bytes and floating-point operations a second at best, by the GPU's name; None where it is not known."""
     wanted = _bare(device.name)
-    # torch's name of a card has no size, and a card's sizes differ in little else.
-    named = [name for name in CARD_SPEED if wanted in (_bare(name), _bare(re.sub(r" \d+gb$", "", name)))]
+    # torch's name of a card has no size: the smallest of that name that is large enough.
+    named = [
+        card for name, card in CARDS.items() if wanted in (_bare(name), _bare(re.sub(r" \d+gb$", "", name)))
+    ]
     if not device.on_gpu or not named:
         return None
-    bandwidth, peak = CARD_SPEED[named[0]]
+    _, bandwidth, peak = min(named, key=lambda card: (card[0] * MIB < device.usable_bytes, card[0]))
     return bandwidth * 1e9, peak * 1e12
 
 
@@ -139,12 +106,11 @@ def _bare(name: str) -> str:
 
 def _known_card(card: str) -> str:
     wanted = _bare(card)
-    exact = [name for name in CARD_MIB if _bare(name) == wanted]
-    sizes = [name for name in CARD_MIB if re.fullmatch(rf"{re.escape(wanted)}\d+gb", _bare(name))]
-    found = exact or sizes
+    found = [name for name in CARDS if _bare(name) == wanted]
+    found = found or [name for name in CARDS if re.fullmatch(rf"{re.escape(wanted)}\d+gb", _bare(name))]
     if len(found) == 1:
         return found[0]
-    close = found or difflib.get_close_matches(card.lower(), CARD_MIB, n=3, cutoff=0.3) or list(CARD_MIB)[:3]
+    close = found or difflib.get_close_matches(card.lower(), CARDS, n=3, cutoff=0.3) or ["rtx 4070", "t4"]
     raise ConfigError(
         f"there are several cards called {card!r}" if found else f"no card called {card!r} is known",
         where=f"plan(card={card!r})",
@@ -188,18 +154,18 @@ def engine_of(
 ) -> Engine | None:
     """vLLM on the GPU that trains: by unsloth's ``fast_inference``, which gives the trainer vLLM's own weights, or by
     TRL's ``vllm_mode="colocate"``, which keeps its own; None where it does not sample there."""
-    standby = bool(getattr(config, "vllm_enable_sleep_mode", False))
+    standby, shares_weights = bool(getattr(config, "vllm_enable_sleep_mode", False)), True
     if (loaded := getattr(model, "vllm_engine", None)) is not None:
         share, standby = _vllm_setting(loaded, "cache_config.gpu_memory_utilization"), sleeps(loaded)
     elif fast_inference:
-        if standby:
-            share = STANDBY_FACTOR * next(n for least, n in STANDBY_SHARES if usable_bytes >= least * GIB)
+        share = STANDBY_SHARE if standby else share
     elif getattr(config, "use_vllm", False) and getattr(config, "vllm_mode", "colocate") == "colocate":
-        share = getattr(config, "vllm_gpu_memory_utilization", COLOCATE_SHARE)
-        return Engine(int(share * usable_bytes), False, standby)
+        share, shares_weights = getattr(config, "vllm_gpu_memory_utilization", COLOCATE_SHARE), False
     else:
         return None
-    return Engine(int((FAST_INFERENCE_SHARE if share is None else share) * usable_bytes), True, standby)
+    return Engine(
+        int((FAST_INFERENCE_SHARE if share is None else share) * usable_bytes), shares_weights, standby
+    )
 
 
 def sleeps(loaded: Any) -> bool:

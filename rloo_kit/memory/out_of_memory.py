@@ -22,7 +22,7 @@ def warn_if_too_large(planned: Plan) -> None:
     if planned.fits == "does not fit":
         todo = str(planned.changes[0]) if planned.changes else "take a smaller model"
         output.warn(
-            f"This run will probably not fit: it takes {planned.takes} ({planned.device.name}). "
+            f"This run will probably not fit: it takes {planned.summary.partition(': ')[2]} ({planned.device.name}). "
             f"What to do: {todo}. print(rloo_kit.plan(policy, config)) shows where it goes.",
         )
 
@@ -49,14 +49,14 @@ def explain_out_of_memory(name: str, planned: Plan) -> Iterator[None]:
         if isinstance(error, (OutOfMemoryError, RewardValueError)) or not is_out_of_memory(error):
             raise
         let_go(error)
-        elsewhere = (
+        todo = (
             "the plan fits, so something else holds the memory: other programs (nvidia-smi), or an earlier policy "
             "(rloo_kit.release()). Then lower per_device_train_batch_size"
         )
         raise OutOfMemoryError(
             f"memory ran out in the phase {name!r}",
             where=f"{name}; {(str(error) or type(error).__name__).splitlines()[0]}\n\n{planned}",
-            todo=f"first {planned.changes[0]}" if planned.changes else elsewhere,
+            todo=f"first {planned.changes[0]}" if planned.changes else todo,
         ) from error
 
 
@@ -82,9 +82,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def with_way_on(error: OutOfMemoryError, kept: Path | None) -> OutOfMemoryError:
     """The error of a run that has stopped, with the checkpoint ``kept`` from which the run can be resumed."""
     anew = "rloo_kit.release(), load the policy anew"
-    way_on = f"No checkpoint was written: {anew} and start again"
-    if kept is not None:
-        way_on = f"{kept} is kept: {anew}, and train(resume_from_checkpoint=True) goes on from there"
+    way_on = f"{kept} is kept: {anew}, and train(resume_from_checkpoint=True) goes on from there"
+    way_on = way_on if kept else f"No checkpoint was written: {anew} and start again"
     return OutOfMemoryError(error.what, where=error.where, todo=f"{error.todo}. {way_on}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 from rloo_kit.memory import duration, plan_inputs
 from rloo_kit.memory.formulas import ESTIMATED, LAYER, PARTS, Parts, Step
 from rloo_kit.memory.hardware import Device, device_of, engine_of, speed_of, where_computed
-from rloo_kit.memory.plan_inputs import Model, Settings, model_of, settings_of
+from rloo_kit.memory.plan_inputs import FIELDS, Model, Settings, model_of, settings_of
 from rloo_kit.models import CATALOGUE, FOR_CPU, PROJECTIONS
 from rloo_kit.session.output import GIB, scale_of, text_table
 
@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """The total of that phase."""
+        """The largest total."""
         return self.totals[self.peak_phase]
 
     @property
@@ -124,8 +124,8 @@ class Plan:
         """
         goals: tuple[Verdict, ...] = ("fits",) if self.fits == "tight" else ("fits", "tight")
         least, found = self, list[Change]()
-        for knob, smaller in KNOBS.items() if self.fits != "fits" else ():
-            tried = [*smaller(self), *(() if found else smaller(least))]
+        for knob, smaller in knobs(self).items() if self.fits != "fits" else ():
+            tried = [*smaller, *(() if found else knobs(least)[knob])]
             fitting = next(filter(None, (first(tried, goal) for goal in goals)), None)
             found += [Change.between(knob, self, fitting)] if fitting else []
             # Of equals the changed one: fewer completions at once may matter only together with a smaller batch.
@@ -133,29 +133,24 @@ class Plan:
         return tuple(found)
 
     @cached_property
-    def seconds_per_step(self) -> tuple[float, float] | None:
+    def seconds_per_step(self) -> duration.Range | None:
         """Seconds of a step, at best and in a slow case, never timed; None with vLLM, on a CPU, on an unknown GPU."""
         speed = None if self.settings.engine else speed_of(self.device)
         sampled = replace(self.settings, generation_rows=self.sampled_rows)
-        return None if speed is None else duration.of_step(self.model, sampled, *speed)
+        return None if speed is None else duration.Speed(self.model, sampled, *speed).step()
 
     def compare(self, trainer: RLOOTrainer) -> Measured:
-        """The plan beside what a run took, after a step at least; peaks by phase are measured on a GPU alone."""
+        """The plan of each phase beside its measured peak, after a step at least; a CPU measures none."""
         from rloo_kit.memory.meter import compare
 
-        return compare(self.phases, trainer)
-
-    @property
-    def takes(self) -> str:
-        """The peak, what is usable, and the phase."""
-        scale, unit = scale_of(self.peak_bytes)
-        usable = f"{self.device.usable_bytes / scale:.2f} {unit}"
-        return f"{self.peak_bytes / scale:.2f} of {usable}, at its peak in {self.peak_phase}"
+        return compare(self.phases, trainer.memory.peaks)
 
     @property
     def summary(self) -> str:
-        """The verdict in one line."""
-        return f"{self.fits}: {self.takes}"
+        """The verdict, the peak, what is usable, and the phase, in one line."""
+        scale, unit = scale_of(self.peak_bytes)
+        usable = f"{self.device.usable_bytes / scale:.2f} {unit}"
+        return f"{self.fits}: {self.peak_bytes / scale:.2f} of {usable}, at its peak in {self.peak_phase}"
 
     @property
     def title(self) -> str:
@@ -183,16 +178,15 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """What to know about the figures, and what to change."""
-        on_gpu, offloaded = self.settings.on_gpu, Step(self.model, self.settings).offloaded
-        engine = self.settings.engine
-        takes = f"vLLM takes {engine.share_bytes / GIB:.2f} GiB" if engine else ""
-        asleep = "; asleep while the trainer works (standby)" if engine and engine.standby else ""
+        engine, offloaded = self.settings.engine, Step(self.model, self.settings).offloaded
+        measured = "; no figure has been measured on a consumer card" if self.settings.on_gpu else ""
+        asleep = "asleep while the trainer works (standby); " if engine and engine.standby else ""
         found = [
-            f"* an estimate{'; no figure has been measured on a consumer card' if on_gpu else ''}",
-            self._time if on_gpu else "activations on a CPU are taken to be a GPU's",
+            f"* an estimate{measured}",
+            self._time if self.settings.on_gpu else "activations on a CPU are taken to be a GPU's",
             f"{offloaded / GIB:.2f} GiB of activations go to the computer's own memory" if offloaded else "",
             self.sliced,
-            f"{takes}{asleep}; read in unsloth and TRL, never measured" if engine else "",
+            f"vLLM takes {engine.share_bytes / GIB:.2f} GiB; {asleep}never measured" if engine else "",
         ]
         if self.changes:
             found.append("to make it fit, cheapest in quality first:")
@@ -206,29 +200,27 @@ class Plan:
         if self.seconds_per_step is None:
             unknown = "vLLM samples" if self.settings.engine else "this GPU's bandwidth is not known"
             return f"seconds: not estimated, {unknown}"
-        found, n = self.seconds_per_step, self.settings.steps
-        step, run = (" to ".join(duration.spelled(steps * each) for each in found) for steps in (1, n))
+        low, high = self.seconds_per_step
+        n = self.settings.steps
+        whole = f", {n} steps {duration.spelled((n * low, n * high))}" if n else ""
         return (
-            f"a step takes {step}{f', {n} steps {run}' if n else ''}: an estimate, never timed; from full bandwidth "
+            f"a step takes {duration.spelled((low, high))}{whole}: an estimate, never timed; from full bandwidth "
             f"and peak to {duration.BANDWIDTH_SHARE:.0%} and {duration.PEAK_SHARE:.0%} of them, or launches of "
             f"{1e6 * duration.LAUNCH_SECONDS:.0f} µs a kernel"
         )
 
-    def rows(self) -> list[list[str]]:
-        """The table in GiB, or MiB where the peak is below one: a header, a row per part, and the totals."""
+    def __repr__(self) -> str:
+        return f"Plan({self.model.checkpoint.name} on {self.device.name}: {self.summary})"
+
+    def __str__(self) -> str:
         scale, unit = scale_of(self.peak_bytes)
         table = [[unit, *self.phases]]
         for part in self.parts:
             sizes = [found.get(part, 0) / scale for found in self.phases.values()]
             mark = " *" if part in ESTIMATED else ""
             table.append([part + mark, *(f"{size:.2f}" if size else "" for size in sizes)])
-        return [*table, ["total", *(f"{size / scale:.2f}" for size in self.totals.values())]]
-
-    def __repr__(self) -> str:
-        return f"Plan({self.model.checkpoint.name} on {self.device.name}: {self.summary})"
-
-    def __str__(self) -> str:
-        return "\n".join([self.title, "", text_table(self.rows(), total=True), "", self.summary, *self.notes])
+        table.append(["total", *(f"{size / scale:.2f}" for size in self.totals.values())])
+        return "\n".join([self.title, "", text_table(table, total=True), "", self.summary, *self.notes])
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -253,16 +245,20 @@ class Change:
     def between(cls, knob: str, before: Plan, after: Plan) -> Self:
         """What leads from one plan to another."""
         old, new = before.settings, after.settings
-        values = {name: (getattr(old, ours), getattr(new, ours)) for name, ours in OURS.items()}
-        changed = {name: value for name, (was, value) in values.items() if was != value}
+        changed = {
+            name: getattr(new, ours)
+            for name, ours in FIELDS.items()
+            if getattr(new, ours) != getattr(old, ours)
+        }
         steps = new.batch_rows // new.micro_rows
         # TRL's default of steps_per_generation follows the other.
         if "gradient_accumulation_steps" in changed or steps != old.batch_rows // old.micro_rows:
             changed["steps_per_generation"] = steps
         if old.generation_rows != new.generation_rows:  # on another device None would be another number
             changed["generation_rows"] = after.sampled_rows
-        names = [planned.model.checkpoint.name for planned in (before, after)]
-        loaded: dict[str, Any] = {} if names[0] == names[1] else {"name": names[1]}
+        loaded: dict[str, Any] = {}
+        if (name := after.model.checkpoint.name) != before.model.checkpoint.name:
+            loaded["name"] = name
         if old.checkpointing != new.checkpointing:
             loaded["gradient_checkpointing"] = new.checkpointing
         return cls(knob, changed, loaded, after.peak_bytes, after.fits)
@@ -275,13 +271,24 @@ class Change:
         return f"{self.knob}: {', '.join(values)} ({self.fits}, peak {self.peak_bytes / scale:.2f} {unit})"
 
 
-OURS = {
-    "num_generations": "num_generations",
-    "max_completion_length": "completion_tokens",
-    "per_device_train_batch_size": "micro_rows",
-    "gradient_accumulation_steps": "accumulation",
-}
-"""A field of ``RLOOConfig`` -> ours."""
+def knobs(p: Plan) -> dict[str, Iterable[Plan]]:
+    """Smaller plans, largest first.  Cheapest in quality first: the first three take time and leave every update as it
+    is; shorter completions may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
+    s, size = p.settings, p.model.checkpoint.parameters
+    models = {c.parameters: c for c in CATALOGUE.values() if c.name not in FOR_CPU and c.parameters < size}
+    shorter = range((s.completion_tokens - 1) // 64 * 64, 0, -64)
+    is_least = s.checkpointing == "unsloth"
+    return {
+        "completions at once": [p.with_settings(generation_rows=None)] if s.generation_rows else [],
+        "gradient checkpointing": [] if is_least else [p.with_settings(checkpointing="unsloth")],
+        "generation batch": smaller_batches(p),
+        "completion length": (p.with_settings(completion_tokens=tokens) for tokens in shorter),
+        "K": _smaller_groups(p),
+        "model": (
+            Plan.of(model_of(one, s.lora_rank, s.four_bit, s.dtype_bytes), s, p.device)
+            for one in reversed(models.values())
+        ),
+    }
 
 
 def smaller_batches(planned: Plan) -> Iterator[Plan]:
@@ -307,33 +314,6 @@ def _smaller_groups(planned: Plan) -> Iterator[Plan]:
         micro = max(m for m in range(1, min(s.micro_rows, rows) + 1) if rows % m == 0)
         batch = {"batch_rows": rows, "micro_rows": micro, "accumulation": updates * rows // micro}
         yield planned.with_settings(num_generations=k, **batch)
-
-
-def _smaller_models(planned: Plan) -> Iterator[Plan]:
-    s, size = planned.settings, planned.model.checkpoint.parameters
-    for checkpoint in reversed(CATALOGUE.values()):
-        if checkpoint.name not in FOR_CPU and checkpoint.parameters < size:
-            size = checkpoint.parameters
-            yield Plan.of(model_of(checkpoint, s.lora_rank, s.four_bit, s.dtype_bytes), s, planned.device)
-
-
-KNOBS: dict[str, Callable[[Plan], Iterable[Plan]]] = {
-    "completions at once": lambda p: (
-        [p.with_settings(generation_rows=None)] if p.settings.generation_rows else []
-    ),
-    "gradient checkpointing": lambda p: (
-        [p.with_settings(checkpointing="unsloth")] if p.settings.checkpointing != "unsloth" else []
-    ),
-    "generation batch": smaller_batches,
-    "completion length": lambda p: (
-        p.with_settings(completion_tokens=tokens)
-        for tokens in range((p.settings.completion_tokens - 1) // 64 * 64, 0, -64)
-    ),
-    "K": _smaller_groups,
-    "model": _smaller_models,
-}
-"""Smaller plans, largest first.  Cheapest in quality first: the first three take time and leave every update as it is;
-shorter completions may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
 
 
 def first(plans: Iterable[Plan], verdict: Verdict) -> Plan | None:

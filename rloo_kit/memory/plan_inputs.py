@@ -1,4 +1,4 @@
-"""What decides how much memory a run takes, read from a model, a configuration, a name or a device."""
+"""What a plan is computed from: the tensors of a policy, and the settings of a run that decide about memory."""
 
 from __future__ import annotations
 
@@ -38,8 +38,22 @@ IDLE = {"repetition_penalty": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0,
 """The values with which transformers leaves them out."""
 
 KEPT_SHARE = 0.1
-"""Of the weights, what the projections add that unsloth's 4-bit repositories leave in 16 bit: "below 10 %", says its
-README.  A loaded policy is counted as it is."""
+"""Of the weights, what projections add that unsloth's 4-bit repositories leave in 16 bit: "below 10 %" (its README)."""
+
+FIELDS = {
+    "num_generations": "num_generations",
+    "max_completion_length": "completion_tokens",
+    "per_device_train_batch_size": "micro_rows",
+    "gradient_accumulation_steps": "accumulation",
+    "generation_rows": "generation_rows",
+    "num_iterations": "iterations",
+    "max_steps": "steps",
+    "beta": "beta",
+    "kl_placement": "kl_placement",
+    "normalize_advantages": "normalized",
+    "single_pass": "single_pass",
+}
+"""A field of ``RLOOConfig`` -> of :class:`Settings`."""
 
 
 @dataclass(frozen=True)
@@ -61,23 +75,17 @@ class Model:
     kept_bytes: int = 0
     full_sizes: tuple[int, ...] = ()
 
-    @property
-    def trained_sizes(self) -> tuple[int, ...]:
-        """Elements of each trained tensor."""
-        return self.full_sizes or self.lora_sizes
-
 
 @dataclass(frozen=True)
 class Settings:
-    """The configuration and the device, with the names of ``RLOOConfig`` in brackets.
+    """The configuration, by :data:`FIELDS`, and what the policy and the device say.
 
     Attributes:
         padded: whether prompts of a batch differ in length, so that rows are padded on the left.
-        micro_rows, accumulation: ``per_device_train_batch_size``, ``gradient_accumulation_steps``.
         batch_rows: completions of a generation batch, micro_rows x ``steps_per_generation``.
         generation_rows: the most completions sampled at once; None takes as many as fit.
-        iterations, steps: ``num_iterations``, and ``max_steps`` of the run, 0 where the data decides.
-        groupwise, normalized: whether the advantage estimator needs one group at a time, ``normalize_advantages``.
+        steps: of the run, 0 where the data decides.
+        groupwise: whether the advantage estimator needs one group at a time.
         reference_copy: whether the reference is a second LoRA (a continued policy) or the base model.
         processors: those of :data:`PROCESSORS` that are switched on, in their order.
         dtype_bytes: of activations, cache and whatever is not quantised.
@@ -139,40 +147,24 @@ def settings_of(
     """
     given = {} if config is None else PLAIN | {k: v for k, v in vars(config).items() if v is not None}
     values = dataclasses.asdict(DEFAULTS) | given
-    completion, micro = values["max_completion_length"], values["per_device_train_batch_size"]
-    accumulation, optimizer = values["gradient_accumulation_steps"], values["optim"]
+    found = {ours: values[name] for name, ours in FIELDS.items() if name in values}
     if prompt_tokens is None:
-        room = max_seq_length - completion if max_seq_length else Settings.prompt_tokens
+        room = max_seq_length - found["completion_tokens"] if max_seq_length else Settings.prompt_tokens
         prompt_tokens = max(1, min(Settings.prompt_tokens, room))
-    asked = IDLE | values | values.get("generation_kwargs", {})
-    counts = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion,
-        "num_generations": values["num_generations"],
-        "micro_rows": micro,
-        "batch_rows": micro * values.get("steps_per_generation", accumulation),
-        "generation_rows": values.get("generation_rows"),
-    }
-    for name, count in counts.items():
-        if count is not None and count < 1:
+    steps = values.get("steps_per_generation", found["accumulation"])
+    found |= {"prompt_tokens": prompt_tokens, "batch_rows": found["micro_rows"] * steps}
+    for name in ("prompt_tokens", "completion_tokens", "micro_rows", "batch_rows", "generation_rows"):
+        if found.get(name, 1) < 1:
             todo = "look at the lengths and batches of the configuration"
-            raise ConfigError(f"{name} must be at least 1", where=f"plan, {name}={count}", todo=todo)
-    estimator, groupwise = values.get("advantage_estimator", "rloo"), True
-    if estimator != "rloo":  # a plan for a named GPU does not import torch
-        from rloo_kit import advantages
+            raise ConfigError(f"{name} must be at least 1", where=f"plan, {name}={found[name]}", todo=todo)
+    if (estimator := values.get("advantage_estimator", "rloo")) != "rloo":
+        from rloo_kit import advantages  # which imports torch
 
-        groupwise = advantages.find(estimator).groupwise
+        found["groupwise"] = advantages.find(estimator).groupwise
+    asked, optimizer = IDLE | values | values.get("generation_kwargs", {}), values["optim"]
     return Settings(
-        **counts,
-        accumulation=accumulation,
-        iterations=values["num_iterations"],
-        steps=max(0, values.get("max_steps", 0)),
-        beta=values["beta"],
-        kl_placement=values.get("kl_placement", "reward"),
-        groupwise=groupwise,
-        normalized=values.get("normalize_advantages", False),
+        **found | {"steps": max(0, found.get("steps", 0))},
         processors=tuple(name for name in PROCESSORS if asked[name] != IDLE[name]),
-        single_pass=values["single_pass"],
         optimizer=str(getattr(optimizer, "value", optimizer)),  # transformers makes an enum of it
     )
 
@@ -195,8 +187,8 @@ def quantisation_tensors(parameter: torch.nn.Parameter) -> list[torch.Tensor]:
     state = getattr(parameter, "quant_state", None)  # only Params4bit has one
     if state is None:
         return []
-    found = [state.absmax, state.code, state.offset]
-    found += [state.state2.absmax, state.state2.code] if state.state2 is not None else []
+    second = state.state2
+    found = [state.absmax, state.code, state.offset, *((second.absmax, second.code) if second else ())]
     return [tensor for tensor in found if tensor is not None]
 
 
@@ -250,25 +242,14 @@ def model_of(
     """A checkpoint's bytes from its shape; a rank of 0 stands for no LoRA, and all weights trained."""
     linear, rest = checkpoint.linear_bytes(four_bit, dtype_bytes), checkpoint.rest_parameters * dtype_bytes
     kept = int(KEPT_SHARE * (linear + rest)) if four_bit and checkpoint.four_bit_repository else 0
-    if not lora_rank:
-        return Model(checkpoint, linear, rest, (), full_sizes=all_sizes(checkpoint))
-    return Model(checkpoint, linear, rest, lora_sizes(checkpoint, lora_rank, modules), kept)
-
-
-def lora_sizes(checkpoint: Checkpoint, rank: int, modules: Collection[str] = PROJECTIONS) -> tuple[int, ...]:
-    """Elements of each LoRA matrix: A is rank x inputs, B outputs x rank (Hu et al. 2021)."""
-    shapes = [shape for name, shape in checkpoint.projections.items() if name in modules]
-    layer = [rank * size for rows, columns in shapes for size in (columns, rows)]
-    return tuple(layer * checkpoint.layers)
-
-
-def all_sizes(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Elements of each weight: projections and norms of every layer, embedding, lm_head, last norm."""
-    layer = [rows * columns for rows, columns in checkpoint.projections.values()]
-    layer += [checkpoint.hidden_size] * 2
-    layer += [checkpoint.head_dim] * 2 if checkpoint.family in HEAD_NORMS else []
-    embeddings = [checkpoint.vocabulary * checkpoint.hidden_size] * (1 if checkpoint.tied else 2)
-    return (*layer * checkpoint.layers, *embeddings, checkpoint.hidden_size)
+    if lora_rank:  # A is rank x inputs, B outputs x rank (Hu et al. 2021)
+        shapes = [shape for name, shape in checkpoint.projections.items() if name in modules]
+        layer = [lora_rank * size for rows, columns in shapes for size in (columns, rows)]
+        return Model(checkpoint, linear, rest, tuple(layer * checkpoint.layers), kept)
+    hidden, norms = checkpoint.hidden_size, [checkpoint.head_dim] * 2 * (checkpoint.family in HEAD_NORMS)
+    layer = [*(rows * columns for rows, columns in checkpoint.projections.values()), hidden, hidden, *norms]
+    ends = [checkpoint.vocabulary * hidden] * (1 if checkpoint.tied else 2) + [hidden]
+    return Model(checkpoint, linear, rest, (), full_sizes=(*layer * checkpoint.layers, *ends))
 
 
 def taken_apart(policy: Plannable) -> tuple[AnyModel | None, Checkpoint, dict[str, Any]]:
@@ -280,9 +261,12 @@ def taken_apart(policy: Plannable) -> tuple[AnyModel | None, Checkpoint, dict[st
     if isinstance(policy, Checkpoint):
         return None, policy, {}
     if isinstance(policy, str | os.PathLike):
-        adapter = _adapter_config(policy)
-        own = {"lora_rank": adapter["r"], "reference_copy": True} if adapter else {}
-        return None, checkpoint_of(policy), own
+        file = Path(policy).expanduser() / "adapter_config.json"
+        if not file.is_file():
+            return None, checkpoint_of(os.fspath(policy)), {}
+        adapter = json.loads(file.read_text())
+        own = {"lora_rank": adapter["r"], "reference_copy": True}
+        return None, checkpoint_of(adapter["base_model_name_or_path"]), own
     import torch
 
     if isinstance(policy, torch.nn.Module):
@@ -299,32 +283,27 @@ def taken_apart(policy: Plannable) -> tuple[AnyModel | None, Checkpoint, dict[st
     return policy.model, policy.checkpoint, {}
 
 
-def _adapter_config(name: str | os.PathLike[str]) -> dict[str, Any]:
-    file = Path(name).expanduser() / "adapter_config.json"
-    return json.loads(file.read_text()) if file.is_file() else {}
-
-
-def checkpoint_of(name: str | os.PathLike[str]) -> Checkpoint:
+def checkpoint_of(name: str) -> Checkpoint:
     """The shape behind a name: the catalogue, a folder, or the hub's cache."""
-    text = os.fspath(_adapter_config(name).get("base_model_name_or_path", name))
-    if (known := models.find(text)) is not None:
+    if (known := models.find(name)) is not None:
         return known
-    if "/" in text or Path(text).is_dir():
+    if "/" in name or Path(name).is_dir():
         from transformers import AutoConfig
 
         with contextlib.suppress(OSError):  # neither a folder with a config.json nor in the cache
-            config = AutoConfig.from_pretrained(Path(text).expanduser().as_posix(), local_files_only=True)
-            found = models.checkpoint_from_config(text, config, None)
+            config = AutoConfig.from_pretrained(Path(name).expanduser().as_posix(), local_files_only=True)
+            found = models.checkpoint_from_config(name, config, None)
             if found.uncounted:
-                what, where = f"the plan cannot count {found.uncounted}", f"plan({text!r})"
-                todo = (
-                    "plan a dense model, as those of rloo_kit.CATALOGUE; or load it and watch its first step"
+                families = " and ".join(sorted({one.family for one in models.CATALOGUE.values()}))
+                raise ConfigError(
+                    f"the plan cannot count {found.uncounted}",
+                    where=f"plan({name!r}), of the family {found.family}",
+                    todo=f"take a dense model: the families {families} are known (rloo_kit.CATALOGUE)",
                 )
-                raise ConfigError(what, where=where, todo=todo)
             return found
-    near = " or ".join(models.nearest(text))
+    near = " or ".join(models.nearest(name))
     raise PolicyNotFoundError(
-        f"no shape is known for {text!r}",
+        f"no shape is known for {name!r}",
         where="plan, which looks into the catalogue, folders and the hub's cache, and downloads nothing",
         todo=f"did you mean {near}? Otherwise load it once and plan with the policy",
     )

@@ -119,8 +119,8 @@ class RLOOTrainer(RolloutTrainer):
         rows, longest = data_checks.longest_prompts(self.train_dataset)
         ids, _, _ = self._tokenize_prompts(longest)
         data_checks.check_lengths(ids, self.max_completion_length, self._max_seq_length, rows)
-        self.memory = Meter.for_model(self.model)
         self.memory_plan = plan.plan(self.model, self.args, prompt_tokens=max(map(len, ids)))
+        self.memory = Meter(self.memory_plan.device.on_gpu)
         self.passes = self.memory_plan.settings.passes
         self._set_callbacks()
         self._start_afresh()

@@ -18,13 +18,11 @@ ENDLESS = 1e30
     [
         ("NVIDIA GeForce RTX 3060", 360e9),
         ("Tesla T4", 320e9),
-        ("rtx 4060 ti 16gb", 288e9),
+        ("NVIDIA GeForce RTX 4060 Ti", 288e9),
     ],
 )
 def test_a_gpus_speed_is_found_by_its_names(name: str, bandwidth: float) -> None:
-    found = hardware.speed_of(Device(name, 0))
-    assert found is not None
-    assert found[0] == bandwidth
+    assert (hardware.speed_of(Device(name, 11 * 2**30)) or (0,))[0] == bandwidth
 
 
 @pytest.mark.parametrize(
@@ -63,13 +61,15 @@ def test_a_policy_of_one_weight_by_hand() -> None:
     # A pass reads 7 weights and the head, 2 bytes each: the prompt's, forward, again and backward.  Two more tokens
     # read them too, and 1 + 3 / 2 cached tokens of 4 bytes.
     bytes_moved = 4 * (14 + 2) + 2 * (14 + 2 + 2.5 * 4)
-    assert duration.of_step(model, settings, 1.0, ENDLESS)[0] == pytest.approx(bytes_moved)
+    assert duration.Speed(model, settings, 1.0, ENDLESS).step()[0] == pytest.approx(bytes_moved)
     # Two operations a weight and token, four a token that one looks at.
     prompt, token = 1 * (14 + 4) + 2, 14 + 2 + 4 * 2.5
     update = 3 * (4 * (14 + 4 * 4) + 3 * 2)
-    assert duration.of_step(model, settings, ENDLESS, 1.0)[0] == pytest.approx(prompt + 2 * token + update)
+    assert duration.Speed(model, settings, ENDLESS, 1.0).step()[0] == pytest.approx(
+        prompt + 2 * token + update
+    )
     kernels = 50 + 2 * 38 + 3 * 50
-    assert duration.of_step(model, settings, ENDLESS, ENDLESS) == pytest.approx(
+    assert duration.Speed(model, settings, ENDLESS, ENDLESS).step() == pytest.approx(
         (0, kernels * duration.LAUNCH_SECONDS)
     )
 
@@ -92,6 +92,6 @@ def test_what_saves_work_saves_seconds(less: dict[str, object], more: dict[str, 
 
     def at_best(given: dict[str, object]) -> float:
         settings = dataclasses.replace(base, **given)  # type: ignore[arg-type]
-        return duration.of_step(planned.model, settings, 936e9, 71e12)[0]
+        return duration.Speed(planned.model, settings, 936e9, 71e12).step()[0]
 
     assert at_best(less) < at_best(more)

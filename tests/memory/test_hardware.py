@@ -72,48 +72,32 @@ def test_fast_inference_takes_its_share_in_every_phase_and_the_trainers_weights_
     for phase, parts in found.phases.items():
         assert parts[VLLM] + weights == usable // 2, phase
         assert not {CACHE, DECODING} & parts.keys(), "vLLM's cache is in its share"
-    kept = plain.totals["backward"] - plain.phases["backward"].get(VLLM, 0)
-    assert found.totals["backward"] == kept + usable // 2 - weights
-    assert VLLM not in plain.parts
+    assert found.totals["backward"] == plain.totals["backward"] + usable // 2 - weights
     more = plan(fast_inference=True, gpu_memory_utilization=0.6)
     assert more.parts[VLLM] - found.parts[VLLM] == int(0.6 * usable) - usable // 2
 
 
-def test_in_standby_the_trainer_has_the_memory_to_itself_and_vllm_unsloths_share() -> None:
-    found, plain = plan(STANDBY, fast_inference=True, gpu_memory_utilization=0.1), plan()
-    assert found.settings.engine is not None
-    assert found.settings.engine.share_bytes == int(0.95 * 0.825 * found.device.usable_bytes)
-    assert found.phases["generate"][VLLM] > 15 * GIB
+def test_in_standby_the_trainer_has_the_memory_to_itself() -> None:
+    found, plain = plan(STANDBY, fast_inference=True), plan()
+    assert found.phases["generate"][VLLM] > 14 * GIB
     for phase in ("log-probs", "forward", "backward", "optimizer"):
         assert found.totals[phase] == plain.totals[phase]
-    assert "standby" in str(found)
 
 
 def test_trls_own_engine_is_a_second_copy_and_a_server_is_elsewhere() -> None:
-    settings = {"load_in_4bit": False}
-    found = plan(COLOCATE, "qwen3-1.7b", **settings)
+    settings = {"model": "qwen3-1.7b", "load_in_4bit": False}
+    found = plan(COLOCATE, **settings)
     assert found.parts[VLLM] == int(0.3 * found.device.usable_bytes)
     half = SimpleNamespace(**vars(COLOCATE), vllm_gpu_memory_utilization=0.5, vllm_enable_sleep_mode=True)
-    slept = plan(half, "qwen3-1.7b", **settings)
+    slept = plan(half, **settings)
     assert (slept.phases["generate"][VLLM], slept.phases["backward"][VLLM]) == (slept.parts[VLLM], 0)
-    for elsewhere in (SimpleNamespace(use_vllm=True, vllm_mode="server"), SimpleNamespace(use_vllm=False)):
-        assert plan(elsewhere, "qwen3-1.7b", **settings).phases == plan(None, "qwen3-1.7b", **settings).phases
-    assert plan(rloo_kit.RLOOConfig()).settings.engine is None, "never by default"
+    for elsewhere in (SimpleNamespace(use_vllm=True, vllm_mode="server"), rloo_kit.RLOOConfig()):
+        assert plan(elsewhere, **settings).settings.engine is None
 
 
 def test_shares_are_those_of_unsloths_and_trls_sources() -> None:
-    def source_of(package: str, file: str) -> str:
-        """Of code that does not import without a GPU."""
-        origin = importlib.util.find_spec(package).origin
-        return (Path(origin).parent / file).read_text(encoding="utf-8")
-
-    source = source_of("unsloth_zoo", "vllm_utils.py").partition("# vLLM standby")[2]
-    newer = source.partition("Lowered tiers")[2].partition("if unsloth_vllm_standby and")[0]
-    for least, share in hardware.STANDBY_SHARES[:-1]:
-        assert f"ten_percent >= {least / 10:.1f}: standby_target_gpu_util = {share}" in newer
-    assert f"else: standby_target_gpu_util = {hardware.STANDBY_SHARES[-1][1]}" in newer
-    assert f"standby_target_gpu_util *= {hardware.STANDBY_FACTOR}" in newer
-    loader = source_of("unsloth", "models/loader.py").partition("class FastLanguageModel")[2]
+    origin = Path(importlib.util.find_spec("unsloth").origin).parent  # which does not import without a GPU
+    loader = (origin / "models/loader.py").read_text(encoding="utf-8").partition("class FastLanguageModel")[2]
     assert f"gpu_memory_utilization = {hardware.FAST_INFERENCE_SHARE}," in loader.partition("\n    ):")[0]
     fields = trl.trainer.rloo_config.RLOOConfig.__dataclass_fields__
     assert fields["vllm_gpu_memory_utilization"].default == hardware.COLOCATE_SHARE

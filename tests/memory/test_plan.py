@@ -65,13 +65,13 @@ def test_every_change_that_is_advised_makes_it_fit(card: Any) -> None:
 def test_smaller_batches_leave_updates_and_groups_whole_and_k_ends_at_two() -> None:
     asked = Settings(num_generations=4, batch_rows=16, micro_rows=8, accumulation=4)
     planned = Plan.of(rloo_kit.plan("qwen3-4b", card="24GB").model, asked, Device("large", 2**40))
-    smaller = [smaller.settings for smaller in planning.KNOBS["generation batch"](planned)]
+    smaller = [smaller.settings for smaller in planning.knobs(planned)["generation batch"]]
     for settings in smaller:
         assert settings.micro_rows * settings.accumulation == 32, "completions per update"
         assert settings.batch_rows % 4 == 0, "whole groups"
         assert 32 % settings.batch_rows == settings.batch_rows % settings.micro_rows == 0, "whole batches"
     assert {settings.batch_rows for settings in smaller} == {16, 8, 4}
-    assert [found.settings.num_generations for found in planning.KNOBS["K"](planned)] == [3, 2]
+    assert [found.settings.num_generations for found in planning.knobs(planned)["K"]] == [3, 2]
 
 
 def test_advice_holds_where_steps_per_generation_follows_the_accumulation() -> None:
@@ -86,7 +86,7 @@ def test_advice_holds_where_steps_per_generation_follows_the_accumulation() -> N
 
 
 def test_changes_come_in_the_order_that_costs_least_quality() -> None:
-    order = list(planning.KNOBS)
+    order = list(planning.knobs(rloo_kit.plan("qwen3-4b", card="8GB")))
     seen = set()
     for model, card in itertools.product(("qwen3-1.7b", "qwen3-4b", "qwen3-8b"), ("8GB", "12GB", "24GB")):
         knobs = [change.knob for change in rloo_kit.plan(model, LARGE, card).changes]
