@@ -154,12 +154,9 @@ def decode(
 
 def _distinct(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The first row of each prompt, and which of them each row has: (prompts,) and (rows,)."""
-    found, which = torch.unique(torch.cat([ids, mask], dim=1), dim=0, return_inverse=True)
-    if len(found) == len(ids):
-        return torch.arange(len(ids)), torch.arange(len(ids))
-    first = which.new_full((len(found),), len(which))
-    first.scatter_reduce_(0, which, torch.arange(len(which)), "amin")
-    return first, which
+    seen: dict[tuple[int, ...], int] = {}
+    which = [seen.setdefault(tuple(row), len(seen)) for row in torch.cat([ids, mask], dim=1).tolist()]
+    return torch.tensor([which.index(prompt) for prompt in range(len(seen))]), torch.tensor(which)
 
 
 def draw(scores: torch.Tensor) -> torch.Tensor:

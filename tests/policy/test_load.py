@@ -181,6 +181,7 @@ def test_a_published_recipes_arguments_load_what_they_say_and_are_planned() -> N
         ({"full_finetuning": True, "load_in_4bit": True}, "4 bit cannot be trained"),
         ({"full_finetuning": True, "lora_alpha": 4}, "lora_alpha is of a LoRA"),
         ({"random_state": -1}, "seed must be"),
+        ({"thinking": 0}, "thinking must be a valid boolean or greater than or equal to 1"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be"),
     ],
 )
