@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rloo_kit.train.config import RLOOConfig
 
 TASKS = {name: make for name in tasks.__all__ if inspect.isfunction(make := getattr(tasks, name))}
-MEASURED = ("n", "samples", "greedy", "max_new_tokens", "batch_size", "seed", "chat_template_kwargs")
+MEASURED = ("n", "samples", "greedy", "max_new_tokens", "room", "batch_size", "seed", "chat_template_kwargs")
 MEASURED += ("temperature", "top_p", "top_k", "min_p")  # type: ignore[assignment]
 """What ``evaluate`` takes of a configuration."""
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 CELL = "text-align:left;vertical-align:top;white-space:pre-wrap;overflow-wrap:anywhere"
 
-Graded = tuple["Completion", float | None, bool | None]  # with its reward, and whether it is right
+Graded = tuple["Completion", float | None, bool | None, bool | None]
+"""A completion, its reward, and whether it is right, at the limit and with room."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Pair:
 
     Attributes:
         rewards: their weighted sums; None where no function applied.
-        correct: whether they assert the row's answer; None where it has none.
+        correct, correct_with_room: whether they assert the row's answer; None where it has none.
     """
 
     prompt: Prompt
@@ -46,6 +47,7 @@ class Pair:
     after: Completion
     rewards: tuple[float | None, float | None]
     correct: tuple[bool | None, bool | None] = (None, None)
+    correct_with_room: tuple[bool | None, bool | None] = (None, None)
 
     @property
     def change(self) -> float | None:
@@ -66,7 +68,8 @@ class Comparison:
         reward_change: mean of reward after - before; None without rewards.  The prompts are the same before and
             after, so the test of a change is this interval, a percentile bootstrap of the per-prompt differences (Efron
             1979), not whether two intervals overlap.
-        accuracy_change: the same for the share of right answers; None where answers are not known.
+        accuracy_change, accuracy_with_room_change: the same for the share of right answers, at the limit and with room
+            to finish; None where answers are not known, or no room was given.
         n: how many are shown.
         tokens: which ids open and close a thought.
         chars: most characters shown of a thought, and of an answer; longer ones lose their middle.
@@ -78,6 +81,7 @@ class Comparison:
     n: int
     tokens: ThinkTokens = QWEN3
     chars: int = 600
+    accuracy_with_room_change: Interval | None = None
 
     def __repr__(self) -> str:
         return f"<Comparison: {self.headline}>"
@@ -90,6 +94,7 @@ class Comparison:
         """How the means changed, and how many rewards rose, fell and stayed."""
         parts = [f"{len(self.pairs)} pairs"]
         named = {"mean reward": self.reward_change, "accuracy": self.accuracy_change}
+        named["accuracy with room"] = self.accuracy_with_room_change
         if found := {name: change for name, change in named.items() if change is not None}:
             means = ", ".join(f"{name} {change:+.3f}" for name, change in found.items())
             method = ", 95 % bootstrap over prompts" if any(c.is_bounded for c in found.values()) else ""
@@ -137,7 +142,7 @@ def compare(
         tokens, chars: as in :class:`Comparison`.
 
     Raises:
-        ConfigError: they were measured with other rewards, weights, judge of answers, length limit or sampling, or a
+        ConfigError: they were measured with other rewards, weights, judge of answers, limit, room or sampling, or a
             number below 0.
         DatasetError: something that is not an evaluation, or two that are not of the same prompts.
     """
@@ -152,9 +157,9 @@ def compare(
     _check_settings(before, after)
     pairs = _paired(_by_prompt(before), _by_prompt(after))
     pairs.sort(key=lambda pair: (-abs(pair.change or 0.0), pair.before.ids == pair.after.ids))
-    return Comparison(
-        tuple(pairs), _mean_change(pairs, "rewards"), _mean_change(pairs, "correct"), n, tokens, chars
-    )
+    figures = ("rewards", "correct", "correct_with_room")
+    reward, accuracy, with_room = (_mean_change(pairs, name) for name in figures)
+    return Comparison(tuple(pairs), reward, accuracy, n, tokens, chars, with_room)
 
 
 def _check_settings(before: Evaluation, after: Evaluation) -> None:
@@ -172,9 +177,10 @@ def _check_settings(before: Evaluation, after: Evaluation) -> None:
 
 
 def _by_prompt(found: Evaluation) -> dict[str, list[Graded]]:
-    correct = found.correct or (None,) * len(found.completions)
+    unknown = (None,) * len(found.completions)
+    correct = found.correct or unknown, found.correct_with_room or unknown
     groups: defaultdict[str, list[Graded]] = defaultdict(list)
-    for graded in zip(found.completions, found.rewards, correct, strict=True):
+    for graded in zip(found.completions, found.rewards, *correct, strict=True):
         groups[_key(graded[0].prompt)].append(graded)
     return groups
 
@@ -190,8 +196,8 @@ def _paired(before: dict[str, list[Graded]], after: dict[str, list[Graded]]) -> 
         )
     both = (pair for key in before for pair in zip(before[key], after[key], strict=True))
     return [
-        Pair(old.prompt, old, new, (old_reward, reward), (old_right, right))
-        for (old, old_reward, old_right), (new, reward, right) in both
+        Pair(old[0].prompt, old[0], new[0], (old[1], new[1]), (old[2], new[2]), (old[3], new[3]))
+        for old, new in both
     ]
 
 

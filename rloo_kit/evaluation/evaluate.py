@@ -9,7 +9,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import isfunction
 from typing import Any
 
@@ -20,7 +20,7 @@ from rloo_kit import argument_types, data_checks, tasks
 from rloo_kit.argument_types import Count, Seed
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
 from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt, wilson
-from rloo_kit.policy.policy import Completion, Policy, check_sampling
+from rloo_kit.policy.policy import Completion, Policy, Prompt, check_sampling
 from rloo_kit.session import output
 
 Row = Mapping[str, Any]
@@ -46,6 +46,8 @@ class Evaluation:
             function applied, or the row has no answer.
         samples: completions per prompt.  From 2 on both intervals are bootstraps over prompts; at 1 the
             accuracy's is Wilson's.
+        room, accuracy_with_room, truncated_with_room, correct_with_room: the same where completions that were cut went
+            on up to ``room`` times the length limit; of ``room`` 1 there is nothing.
         settings: rewards with their weights, the one that tells right from wrong, length limit and sampling.  Two
             evaluations that differ in it are not compared.
     """
@@ -61,6 +63,10 @@ class Evaluation:
     samples: int = 1
     correct: tuple[bool | None, ...] = field(default=(), repr=False)
     settings: Mapping[str, object] = field(default_factory=dict, repr=False)
+    room: int = 1
+    accuracy_with_room: Interval | None = None
+    truncated_with_room: float | None = None
+    correct_with_room: tuple[bool | None, ...] = field(default=(), repr=False)
 
     def pass_at(self, k: int) -> Interval:
         """Share of prompts that ``k`` completions would solve, with a bootstrap over prompts.
@@ -85,12 +91,16 @@ class Evaluation:
         several = f", {self.samples} per prompt" if self.samples > 1 else ""
         rows = {"completions": f"{len(self.completions)}, {'greedy' if self.greedy else 'sampled'}{several}"}
         over = "bootstrap over prompts" if several else "bootstrap"
-        for name, method in {"accuracy": over if several else "Wilson", "reward": over}.items():
-            if (found := getattr(self, name)) is not None:
+        share = over if several else "Wilson"
+        figures = {"accuracy": self.accuracy, "  with room": self.accuracy_with_room, "reward": self.reward}
+        for (name, found), method in zip(figures.items(), (share, share, over), strict=True):
+            if found is not None:
                 rows[name] = f"{found} (95 %, {method})" if found.is_bounded else str(found)
         graded = sum(one is not None for one in self.correct)
         if self.accuracy and graded < len(self.correct):
             rows["accuracy"] += f", of {graded} completions"
+        if self.accuracy_with_room:
+            rows["  with room"] += f", {self.room} times the length, {self.truncated_with_room:.0%} cut"
         rows |= {f"  {name}": f"{mean:.3f}" for name, mean in self.reward_means.items()}
         rows["length"] = f"{self.mean_length:.1f} tokens, {self.truncated:.0%} cut"
         width = max(map(len, rows)) + 2
@@ -106,6 +116,7 @@ def evaluate(
     samples: Count = 1,
     greedy: bool = True,
     max_new_tokens: Count = 256,
+    room: Count = 1,
     batch_size: Count | None = None,
     correct: Reward | None = None,
     reward_weights: Sequence[float] | None = None,
@@ -120,6 +131,7 @@ def evaluate(
         reward_funcs, reward_weights: TRL reward callables and a weight for each; their weighted sum is the reward.
         n, samples: the first n rows, None for all; completions per prompt, several with ``greedy=False`` alone.
         max_new_tokens: as in training, or the numbers are not comparable.
+        room: with 4, what was cut goes on up to four times ``max_new_tokens``, and accuracy is given for both.
         greedy, batch_size, seed, generate: as for ``Policy.generate``.
         correct: the reward that tells right from wrong, right being its full score (``correct.right``, else 1).  By
             default the task's, else the first of ``reward_funcs`` that judges the answer (``judges = "answer"``),
@@ -134,8 +146,8 @@ def evaluate(
     if not isinstance(policy, Policy):
         where, todo = f"evaluate({type(policy).__name__})", "pass what rloo_kit.load_policy returned"
         raise ArgumentError("evaluate takes a policy", where=where, todo=todo)
-    how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
-    check_asked(n=n, samples=samples, greedy=greedy, **how, **generate)
+    how: dict[str, Any] = dict(max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed, **generate)
+    check_asked(n=n, samples=samples, room=room, greedy=greedy, **how)
     if isinstance(dataset, tasks.Task):
         correct = correct or dataset.correct
     rows = _rows(dataset.held_out if isinstance(dataset, tasks.Task) else dataset, n)
@@ -147,10 +159,14 @@ def evaluate(
     drawn = ("chat_template_kwargs",) if greedy else SAMPLING
     settings |= {name: generate.get(name, SAMPLING[name]) for name in drawn}
     prompts, count = [row["prompt"] for row in rows], len(rows) * samples
-    how["progress"] = _quarters(count) if count * max_new_tokens > LONG else None
-    completions = policy.generate(prompts, n=samples, greedy=greedy, **how, **generate)
+    if room > 1:
+        _check_room(policy, prompts, room, how)
+        settings["room"] = room
+    progress = _quarters(count) if count * max_new_tokens > LONG else None
+    completions = policy.generate(prompts, n=samples, greedy=greedy, progress=progress, **how)
     rows = [row for row in rows for _ in range(samples)]
-    return _evaluation(rows, completions, funcs, reward_weights, correct, seed, greedy, samples, settings)
+    found = _evaluation(rows, completions, funcs, reward_weights, correct, seed, greedy, samples, settings)
+    return found if room == 1 or correct is None else _with_room(policy, found, rows, correct, room, how)
 
 
 def _evaluation(
@@ -168,10 +184,8 @@ def _evaluation(
     scores, right = score(rows, completions, funcs), _right(rows, completions, correct)
     weights = dict(zip(scores, map(float, reward_weights or [1] * len(funcs)), strict=True))
     totals = [_total(found, weights.values()) for found in zip(*scores.values(), strict=True)]
-    shares = means_by_prompt(right, samples)
-    one_each = samples == 1 and shares
     return Evaluation(
-        accuracy=wilson(int(sum(shares)), len(shares)) if one_each else bootstrap(shares, seed),
+        accuracy=_share(right, samples, seed),
         reward=bootstrap(means_by_prompt(totals, samples), seed),
         reward_means={name: _mean(found) for name, found in scores.items()},
         mean_length=statistics.fmean(len(c.ids) for c in completions),
@@ -185,9 +199,52 @@ def _evaluation(
     )
 
 
-def check_asked(*, n: int | None = None, samples: int = 1, greedy: bool = True, **generate: Any) -> None:
+def _with_room(
+    policy: Policy, found: Evaluation, rows: Sequence[Row], correct: Reward, room: int, how: dict[str, Any]
+) -> Evaluation:
+    """The evaluation, and what it is where completions that were cut go on from their last token.
+
+    A token is drawn given those before it, whatever the limit: greedy or sampled, these are completions of ``room``
+    times the length, and none that ended is sampled again.
+    """
+    said = list(found.completions)
+    cut = [index for index, one in enumerate(said) if not one.finished]
+    if cut:
+        # Another seed: the uniform numbers of the tokens before are not to come again.
+        more = {"max_new_tokens": (room - 1) * how["max_new_tokens"], "seed": (how["seed"] + 1) % 2**32}
+        begun = [said[index].ids for index in cut]
+        prompts = [said[index].prompt for index in cut]
+        later = policy.generate(prompts, begun=begun, greedy=found.greedy, **how | more)
+        for index, one in zip(cut, later, strict=True):
+            said[index] = one
+    right = _right(rows, said, correct)
+    return replace(
+        found,
+        room=room,
+        accuracy_with_room=_share(right, found.samples, how["seed"]),
+        truncated_with_room=statistics.fmean(not one.finished for one in said),
+        correct_with_room=tuple(right),
+    )
+
+
+def _check_room(policy: Policy, prompts: Sequence[Prompt], room: int, how: dict[str, Any]) -> None:
+    """Unsloth cuts longer sequences inside the forward pass."""
+    limit = getattr(policy.model, "max_seq_length", None)
+    longest = max(map(len, policy.tokenize(prompts, **how.get("chat_template_kwargs") or {}))) if limit else 0
+    if limit and (total := longest + room * how["max_new_tokens"]) > limit:
+        raise ConfigError(
+            f"prompt + completion with room can reach {total} tokens, and the policy was loaded for {limit}",
+            where=f"evaluate(max_new_tokens={how['max_new_tokens']}, room={room})",
+            todo=f"load_policy(max_seq_length={total}), or a smaller room",
+        )
+
+
+def check_asked(
+    *, n: int | None = None, samples: int = 1, greedy: bool = True, room: int = 1, **generate: Any
+) -> None:
     """Check what :func:`evaluate` is asked for, before there is a policy; ``generate`` is for ``Policy.generate``."""
-    argument_types.check({"n": n, "samples": samples}, {"n": Count | None, "samples": Count}, "evaluate")
+    counts = {"n": n, "samples": samples, "room": room}
+    argument_types.check(counts, {"n": Count | None, "samples": Count, "room": Count}, "evaluate")
     if greedy and samples > 1:
         raise ConfigError(
             f"greedy takes the most probable token each time, so {samples} samples of a prompt would be one",
@@ -292,3 +349,8 @@ def _right(
     (scores,) = score(rows, completions, [correct]).values()
     full, pairs = getattr(correct, "right", 1.0), zip(scores, completions, strict=True)
     return [None if one is None else said.finished and one >= full for one, said in pairs]
+
+
+def _share(right: Sequence[bool | None], samples: int, seed: int) -> Interval | None:
+    shares = means_by_prompt(right, samples)
+    return wilson(int(sum(shares)), len(shares)) if samples == 1 and shares else bootstrap(shares, seed)

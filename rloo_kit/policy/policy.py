@@ -129,6 +129,7 @@ class Policy:
         batch_size: Count | None = None,
         seed: Seed | None = None,
         chat_template_kwargs: dict[str, object] | None = None,
+        begun: Sequence[Sequence[int]] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
         """Sample ``n`` completions of each prompt; those of one prompt are adjacent.
@@ -141,6 +142,7 @@ class Policy:
             batch_size: rows in the model at once; None fits it to the free memory.  Halved where memory runs out.
             seed: for this call only; the random state outside is left as it was.
             chat_template_kwargs: arguments of the chat template, as in training: {"enable_thinking": False}.
+            begun: of each prompt the ids that its completions begin with, such as one that was cut, to go on from.
             progress: called with the number of completions that are done, after each batch.
 
         Raises:
@@ -154,9 +156,11 @@ class Policy:
         how: dict[str, object] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
         counts = {"n": n, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
         check_sampling(greedy, **how, **counts, chat_template_kwargs=chat_template_kwargs)
-        rows = self.tokenize(prompts, **(chat_template_kwargs or {}))
+        asked = self.tokenize(prompts, **(chat_template_kwargs or {}))
+        starts = [list(ids) for ids in begun or [()] * len(prompts)]
+        rows = [ids + start for ids, start in zip(asked, starts, strict=True)]
         _check_prompts(rows, getattr(self.model, "max_seq_length", None))
-        jobs = [(prompt, row) for prompt, row in zip(prompts, rows, strict=True) for _ in range(n)]
+        jobs = [job for job in zip(prompts, rows, starts, strict=True) for _ in range(n)]
         draw = dict.fromkeys(how) | {"do_sample": False} if greedy else how | {"do_sample": True}
         draw |= {"max_new_tokens": max_new_tokens}
         batch_size = batch_size or self.fitting_batch_size(max(map(len, rows)) + max_new_tokens)
@@ -173,18 +177,18 @@ class Policy:
         return out
 
     def _generate_batch(
-        self, jobs: list[tuple[Prompt, list[int]]], draw: dict[str, object], sliced: SlicedGenerate
+        self, jobs: list[tuple[Prompt, list[int], list[int]]], draw: dict[str, object], sliced: SlicedGenerate
     ) -> list[Completion]:
         import torch
 
-        width, pad = max(len(row) for _, row in jobs), self.tokenizer.pad_token_id
-        ids = torch.tensor([[pad] * (width - len(row)) + row for _, row in jobs], device=self.device)
-        mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for _, r in jobs], device=self.device)
+        width, pad = max(len(row) for _, row, _ in jobs), self.tokenizer.pad_token_id
+        ids = torch.tensor([[pad] * (width - len(row)) + row for _, row, _ in jobs], device=self.device)
+        mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for _, r, _ in jobs], device=self.device)
         rows = sliced(ids, mask, pad_token_id=pad, eos_token_id=list(self.eos_ids), **draw)
         completions = []
-        for (prompt, _), row in zip(jobs, rows[:, width:].tolist(), strict=True):
+        for (prompt, _, start), row in zip(jobs, rows[:, width:].tolist(), strict=True):
             end = next((i for i, token in enumerate(row) if token in self.eos_ids), None)
-            kept = row if end is None else row[: end + 1]
+            kept = start + (row if end is None else row[: end + 1])
             text = self.tokenizer.decode(kept, skip_special_tokens=True)
             completions.append(Completion(prompt, text, tuple(kept), end is not None))
         return completions

@@ -2,7 +2,9 @@
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,8 @@ from datasets import Dataset, DatasetDict
 
 import rewards
 from rewards import QWEN3, RewardValueError
-from rloo_kit.errors import ArgumentError, DatasetError, RewardError
+from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
+from rloo_kit.evaluation.compare import compare
 from rloo_kit.evaluation.evaluate import SAMPLING, evaluate, score
 from rloo_kit.evaluation.intervals import bootstrap, wilson
 from rloo_kit.models import CATALOGUE
@@ -258,3 +261,40 @@ def test_an_evaluation_says_what_it_was_measured_with() -> None:
     plain = evaluate(scripted(*"1234"), QUESTIONS, returns(0.0, 0.0, 0.0, 0.0))
     assert plain.settings["rewards"] == {"reward": 1.0}
     assert "temperature" not in plain.settings, "the most probable token each time"
+
+
+def test_with_room_what_was_cut_goes_on_from_where_it_stopped(task: Any, policy: Policy) -> None:
+    cut = evaluate(policy, task, max_new_tokens=8, room=4)
+    whole = evaluate(policy, task, max_new_tokens=32)
+    assert cut.truncated > 0.5, "a thought of the tiny policy is longer"
+    assert (cut.correct_with_room, cut.truncated_with_room) == (whole.correct, whole.truncated)
+    assert cut.accuracy.value < cut.accuracy_with_room.value == whole.accuracy.value  # type: ignore[union-attr]
+    assert re.search(r"\n  with room  +0\.\d+ \[.*Wilson\), 4 times the length, \d+% cut\n", str(cut))
+    assert whole.accuracy_with_room is None
+    assert "room" not in str(whole)
+    said = compare(cut, cut).headline
+    assert "accuracy with room +0.000" in said
+    assert compare(replace(cut, settings={}), replace(whole, settings={})).accuracy_with_room_change is None
+    with pytest.raises(ConfigError, match="differ in room"):
+        compare(cut, replace(cut, settings={**cut.settings, "room": 2}))
+
+
+def test_a_sampled_completion_keeps_what_it_began_with_and_no_other_is_sampled_again(
+    task: Any, policy: Policy
+) -> None:
+    prompts = task.held_out["prompt"][:8]
+    first = policy.generate(prompts, n=2, max_new_tokens=10, seed=1)
+    cut = [one for one in first if not one.finished]
+    more = policy.generate([c.prompt for c in cut], begun=[c.ids for c in cut], max_new_tokens=30, seed=2)
+    assert cut
+    for begun, one in zip(cut, more, strict=True):
+        assert one.ids[:10] == begun.ids
+        assert one.text.startswith(begun.text)
+        assert 10 < len(one.ids) <= 40
+    found = evaluate(policy, task, n=8, samples=2, greedy=False, max_new_tokens=10, room=4, seed=1)
+    assert all(r for r, c in zip(found.correct_with_room, found.correct, strict=True) if c)
+    assert found.truncated_with_room < found.truncated  # type: ignore[operator]
+    with pytest.raises(
+        ConfigError, match=r"reach \d+ tokens, and the policy was loaded for 4096[\s\S]*room=2000"
+    ):
+        evaluate(policy, task, max_new_tokens=8, room=2000)
