@@ -68,14 +68,15 @@ def _assembled(checked: Config, saves: bool = False) -> Run:
 def doctor() -> None:
     """Show what this machine is: device, memory, versions.
 
-    And the policy that ``load_policy("largest")`` takes.  Exit status 1 where something is to be put right first.
+    And every variable in effect, and the largest policy that fits.  Exit status 1 where something is to be put right.
     """
     found = rloo_kit.prepare()
     takes, fits = "tiny: no GPU; smollm2-135m is the real language model that a CPU can train", True
     if found.device == "cuda":
         planned = rloo_kit.fit()
         takes, fits = f"{planned.model.checkpoint.name}: {planned.summary}", planned.fits == "fits"
-    typer.echo(f"{'policy':<10}{takes}")
+    typer.echo("\n".join(f"{'':11}{name}={value}, {why}" for name, value, why in found.variables))
+    typer.echo(f"{'policy':<11}{takes}")
     raise typer.Exit(int(bool(found.warnings) or not fits))
 
 

@@ -25,12 +25,14 @@ from rloo_kit.session.output import GIB, quiet, say
 from rloo_kit.session.versions import TESTED, outside, version_of
 
 MODEL, STEPS = "RLOO_KIT_MODEL", "RLOO_KIT_STEPS"
+FROM_FILE = "from .env"
+SHOWN = ("torch", "unsloth", "trl", "transformers")
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What the process runs on; ``print`` shows one screen.
+    """What the process runs on; ``print`` shows it in a few lines.
 
     Attributes:
         total_bytes, free_bytes: the device's memory (the machine's, on a CPU).
@@ -58,25 +60,34 @@ class Environment:
     steps: int | None = None
 
     def __str__(self) -> str:
-        stack = [f"{name} {number}" for name, number in self.versions.items()]
+        free = f"{self.free_bytes / GIB:.1f} of {self.total_bytes / GIB:.1f} GiB free"
+        dtype = "bfloat16" if self.bf16 else "float16" if self.device == "cuda" else "float32"
+        whys = [why for *_, why in self.variables]
+        count = {"by the kit": sum(why.startswith("set:") for why in whys), "by .env": whys.count(FROM_FILE)}
+        count["before"] = len(whys) - sum(count.values())
         asked = {"model": self.model, "steps": self.steps}
         rows = [
-            ("device", f"{self.device}: {self.device_name}"),
-            ("memory", f"{self.free_bytes / GIB:.1f} of {self.total_bytes / GIB:.1f} GiB free"),
-            ("compute", "bfloat16" if self.bf16 else "float16" if self.device == "cuda" else "float32"),
+            ("device", f"{self.device}, {self.device_name}: {free}, computes in {dtype}"),
+            (
+                "stack",
+                ", ".join(
+                    f"{name} {self.versions[name]}" for name in ("torch", "unsloth", "trl", "transformers")
+                ),
+            ),
             ("hub", self.hub),
-            ("seed", str(self.seed)),
-            ("stack", ", ".join(stack[:4])),
-            ("", ", ".join(stack[4:])),
+            (
+                "variables",
+                ", ".join(f"{n} set {who}" for who, n in count.items() if n) + ": see env.variables",
+            ),
             *((name, f"{value}, in place of the notebook's") for name, value in asked.items() if value),
-            *(("variable", f"{name}={value}\n{'':12}{why}") for name, value, why in self.variables),
             *(("warning", text) for text in self.warnings),
         ]
-        return "\n".join(f"{label:<10}{text}" for label, text in rows)
+        return "\n".join(f"{label:<11}{text}" for label, text in rows)
 
     def __repr__(self) -> str:
-        settings = f"bf16={self.bf16}, offline={self.offline}, seed={self.seed}"
-        return f"Environment(device={self.device!r}, {settings})"
+        return (
+            f"Environment(device={self.device!r}, bf16={self.bf16}, offline={self.offline}, seed={self.seed})"
+        )
 
 
 def prepare(
@@ -102,11 +113,9 @@ def prepare(
     notes: list[str] = []
     from_file = _load_dotenv(dotenv, notes)
     if "trl" in outside():  # of the rest, importing unsloth warns
-        raise VersionError(
-            "the trainer overrides methods of trl 1.15 and does not work with another release",
-            where=f"trl {version_of('trl')}",
-            todo=f"pip install trl=={TESTED['trl']}, and restart the kernel",
-        )
+        what = "the trainer overrides methods of trl 1.15 and does not work with another release"
+        todo = f"pip install trl=={TESTED['trl']}, and restart the kernel"
+        raise VersionError(what, where=f"trl {version_of('trl')}", todo=todo)
     is_offline, hub = _settle_offline(offline, notes)
     steps = _asked_steps()
     import_unsloth()
@@ -116,17 +125,17 @@ def prepare(
     import torch
 
     on_gpu = torch.cuda.is_available()
-    if on_gpu and (
-        os.name == "nt" or "microsoft" in platform.uname().release.lower()
-    ):  # WSL has Windows' driver
+    # WSL has Windows' driver.
+    if on_gpu and (os.name == "nt" or "microsoft" in platform.uname().release.lower()):
         notes.append(SPILLS)
-    device, free_and_total = "cuda" if on_gpu else "cpu", device_memory()
+    device, (free, total) = "cuda" if on_gpu else "cpu", device_memory()
+    threads = torch.get_num_threads()
     variables = tuple(_variables(device, from_file, notes))
     environment = Environment(
         device=device,
-        device_name=torch.cuda.get_device_name() if on_gpu else f"{torch.get_num_threads()} threads",
-        total_bytes=free_and_total[1],
-        free_bytes=free_and_total[0],
+        device_name=torch.cuda.get_device_name() if on_gpu else f"{threads} thread{'s' * (threads > 1)}",
+        total_bytes=total,
+        free_bytes=free,
         bf16=compute_dtype() == "bfloat16",
         versions={package: version_of(package) for package in TESTED},
         offline=is_offline,
@@ -144,11 +153,8 @@ def prepare(
 def _asked_steps() -> int | None:
     text = os.environ.get(STEPS) or None
     if text and not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise ConfigError(
-            f"{STEPS} must be a whole number above 0",
-            where=f"{STEPS}={text!r}",
-            todo=f"set it to the number of updates, as in {STEPS}=5, or unset it",
-        )
+        todo = f"set it to the number of updates, as in {STEPS}=5, or unset it"
+        raise ConfigError(f"{STEPS} must be a whole number above 0", where=f"{STEPS}={text!r}", todo=todo)
     return int(text) if text else None
 
 
@@ -179,24 +185,22 @@ def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> set[s
             notes.append(f"{without_hidden(os.fspath(path))} was not found here or in a folder above.")
         return set()
     try:
-        text = Path(found).read_bytes().decode("utf-8-sig")  # Windows' editors put a mark before UTF-8
+        text = Path(found).read_text(encoding="utf-8-sig")  # Windows' editors put a mark before UTF-8
         if "\0" in text:
             raise UnicodeError
     except (OSError, UnicodeError) as error:
-        raise ConfigError(
-            f"{Path(found).name} cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8 text'})",
-            where=f"prepare, {found}",
-            todo="let this user read it, and save it as UTF-8: PowerShell writes UTF-16",
-        ) from None
-    values = {
+        what = f"{Path(found).name} cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8 text'})"
+        todo = "let this user read it, and save it as UTF-8: PowerShell writes UTF-16"
+        raise ConfigError(what, where=f"prepare, {found}", todo=todo) from None
+    given = {
         name: value for name, value in dotenv_values(stream=io.StringIO(text)).items() if value is not None
     }
-    for name, value in values.items():
+    for name, value in given.items():
         hide(name, value)
         # The kit's own defaults give way; where a library has read one already, :func:`_variables` says so.
         if name not in os.environ or import_order.set_by_kit.pop(name, None) is not None:
             os.environ[name] = value
-    return {name for name, value in values.items() if os.environ[name] == value}
+    return {name for name, value in given.items() if os.environ[name] == value}
 
 
 def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:
@@ -266,14 +270,14 @@ def _variables(device: str, from_file: Collection[str], notes: list[str]) -> Ite
             late = f"{name} was changed after {setting.read_by} read it"
             notes.append(f"{late}: restart the kernel, and set it before any import or in .env.")
         elif name in from_file or is_hidden(name, value):
-            yield name, INSTEAD, "from .env"
+            yield name, INSTEAD, FROM_FILE
         elif name in import_order.set_by_kit:
             yield name, _short(import_order.set_by_kit[name]), f"set: {setting.reason}"
         elif name in import_order.found:
             yield name, _short(value or ""), import_order.found[name]
         elif value is None and setting.value is not None:
             notes.append(f"{name} could not be set: {setting.read_by} was imported before prepare().")
-    yield from ((name, INSTEAD, "from .env") for name in sorted(set(from_file) - set(known)))
+    yield from ((name, INSTEAD, FROM_FILE) for name in sorted(set(from_file) - set(known)))
 
 
 def _short(value: str) -> str:

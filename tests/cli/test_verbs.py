@@ -33,8 +33,9 @@ def test_help_names_every_verb_in_a_line_each_and_imports_nothing_heavy(
 
 def test_doctor_shows_the_machine_and_what_it_would_train(command: Command, folder: Path) -> None:
     said = command("doctor").output
-    assert "device    cpu" in said
-    assert "policy    tiny" in said
+    assert "device     cpu" in said
+    assert "policy     tiny" in said
+    assert "TOKENIZERS_PARALLELISM=false" in said
 
 
 def test_cards_shows_the_table_of_the_docs_and_one_card_in_full(command: Command) -> None:

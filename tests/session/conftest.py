@@ -38,7 +38,8 @@ print("--- state")
 from huggingface_hub import constants
 names = ("MINE", "ABOVE", "HF_TOKEN", "UNSLOTH_CPU_BF16")
 print(json.dumps({name: os.environ[name] for name in names} | {
-    "env.offline": env.offline, "hub.offline": constants.HF_HUB_OFFLINE, "env.bf16": env.bf16, "repr": repr(env)}))
+    "env.offline": env.offline, "hub.offline": constants.HF_HUB_OFFLINE, "env.bf16": env.bf16,
+    "repr": repr(env), "variables": env.variables}))
 
 print("--- late")
 os.environ["OMP_NUM_THREADS"] = "7"

@@ -22,12 +22,20 @@ from rloo_kit.train import run_record
 from .conftest import NO_PROXY, NOWHERE, SECRET
 
 
-def test_prepare_shows_one_screen_and_sets_what_it_shows(first_cells: Any) -> None:
+def test_prepare_shows_a_few_lines_and_sets_what_it_shows(first_cells: Any) -> None:
     screen, state = first_cells.shown["prepare"], json.loads(first_cells.shown["state"])
-    assert len(screen.splitlines()) <= 30
-    shown = ["device    cpu", "memory", "compute   float32", "hub       offline", "trl 1.15.0", "seed      7"]
+    assert len(screen.splitlines()) == 4
+    assert max(map(len, screen.splitlines())) < 100
+    shown = [
+        "device     cpu",
+        "GiB free",
+        "computes in float32",
+        "hub        offline",
+        "trl 1.15.0",
+        "1 set by .env",
+    ]
     assert [line for line in shown if line not in screen] == []
-    assert "PYTORCH_ALLOC_CONF=max_split_size_mb:64\n            yours, left as it is" in screen
+    assert ["PYTORCH_ALLOC_CONF", "max_split_size_mb:64", "yours, left as it is"] in state["variables"]
     assert (state["UNSLOTH_CPU_BF16"], state["env.bf16"]) == ("0", False)
     assert first_cells.shown["dtype"].strip() == "torch.float32"
     assert state["env.offline"] is state["hub.offline"] is True, "set before the hub library reads it"
@@ -36,7 +44,7 @@ def test_prepare_shows_one_screen_and_sets_what_it_shows(first_cells: Any) -> No
 def test_a_variable_that_is_set_wins_over_the_file_and_no_value_of_it_is_shown(first_cells: Any) -> None:
     state = json.loads(first_cells.shown["state"])
     assert (state["MINE"], state["ABOVE"], state["HF_TOKEN"]) == ("from-shell", "from-above", SECRET)
-    assert "HF_TOKEN=(not shown)" in first_cells.shown["prepare"]
+    assert ["HF_TOKEN", "(not shown)", "from .env"] in state["variables"]
     assert [name for name, text in first_cells.shown.items() if SECRET in text] == ["state"]
     assert SECRET not in first_cells.stderr + state["repr"]
 
@@ -51,9 +59,8 @@ def test_what_came_too_late_and_a_named_file_that_is_missing_are_reported(first_
 def test_a_cell_shows_the_screen_once_and_a_late_prepare_reports_the_hub(children: Any) -> None:
     for screen in children["cells"]["result"]:
         assert screen.count("device  ") == 1
-        assert "hub       out of reach, not switched off\n" in screen
+        assert "hub        out of reach, not switched off\n" in screen
         assert "The hub is out of reach, but huggingface_hub had read HF_HUB_OFFLINE" in screen
-        assert "PYTORCH_ALLOC_CONF" not in screen, "unsloth's variables are not the user's"
 
 
 def test_an_unreachable_hub_is_found_out_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,11 +106,13 @@ def test_on_a_gpu_its_dtype_is_shown_and_windows_driver_is_warned_of(
     monkeypatch.setattr(prepare, "os", types.SimpleNamespace(name=system, environ=os.environ))
     found = prepare.prepare(dotenv=None, offline=True)
     assert (prepare.SPILLS in found.warnings) is spills
-    assert f"compute   {'bfloat16' if bf16 else 'float16'}\n" in str(found)
-    assert import_order.CPU_BF16 not in str(found), "of no effect on a GPU"
-    assert import_order.FUSED_4BIT in str(found)
+    assert f"computes in {'bfloat16' if bf16 else 'float16'}\n" in str(found)
+    names = {name for name, *_ in found.variables}
+    assert import_order.CPU_BF16 not in names, "of no effect on a GPU"
+    assert import_order.FUSED_4BIT in names
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert import_order.FUSED_4BIT not in str(prepare.prepare(dotenv=None, offline=True)), "nor this on a CPU"
+    on_cpu = prepare.prepare(dotenv=None, offline=True)
+    assert import_order.FUSED_4BIT not in {name for name, *_ in on_cpu.variables}, "nor this on a CPU"
 
 
 def test_two_variables_switch_a_notebooks_policy_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +120,7 @@ def test_two_variables_switch_a_notebooks_policy_and_length(monkeypatch: pytest.
     monkeypatch.setenv("RLOO_KIT_STEPS", "5")
     asked = prepare.prepare(dotenv=None, offline=True)
     assert (asked.model, asked.steps) == ("qwen3-4b", 5)
-    assert "model     qwen3-4b, in place of the notebook's" in str(asked)
+    assert "model      qwen3-4b, in place of the notebook's" in str(asked)
     for name in ("RLOO_KIT_MODEL", "RLOO_KIT_STEPS"):
         monkeypatch.setenv(name, "")
     asked = prepare.prepare(dotenv=None, offline=True)
@@ -157,7 +166,7 @@ def test_a_second_prepare_shows_no_value_of_the_file_either(tmp_path: Path, monk
     for path in (file, None):
         shown = prepare.prepare(path, offline=True)
         assert VALUE not in str(shown) + repr(shown) + repr(shown.variables)
-        assert "HF_HOME=(not shown)\n            from .env" in str(shown)
+        assert ("HF_HOME", "(not shown)", "from .env") in shown.variables
         assert not any("HF_HOME" in note or VALUE in note for note in shown.warnings)
 
 
