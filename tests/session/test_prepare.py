@@ -32,7 +32,8 @@ def test_prepare_shows_a_few_lines_and_sets_what_it_shows(first_cells: Any) -> N
         "computes in float32",
         "hub        offline",
         "trl 1.15.0",
-        "1 set by .env",
+        "2 set by .env",
+        "set before",
     ]
     assert [line for line in shown if line not in screen] == []
     assert ["PYTORCH_ALLOC_CONF", "max_split_size_mb:64", "yours, left as it is"] in state["variables"]
