@@ -16,6 +16,7 @@ from rloo_kit.cli import reward_entries
 from rloo_kit.cli.config import Config
 from rloo_kit.errors import ConfigError
 from rloo_kit.evaluation.evaluate import SAMPLING, Evaluation, evaluate
+from rloo_kit.memory.cards import first_run
 from rloo_kit.memory.hardware import device_of
 from rloo_kit.policy import load
 from rloo_kit.policy.load import load_policy
@@ -39,9 +40,16 @@ class Run:
     rewards: Sequence[Reward]
 
     def plan(self) -> Plan:
-        """The memory of this run, at the longest of its prompts."""
+        """The memory and the time of this run, at the longest of its prompts."""
         _, longest = data_checks.longest_prompts(self.task.train)
-        return rloo_kit.plan(self.policy, self.args, prompt_tokens=max(map(len, self._tokens(longest))))
+        held_out, asked = len(self.task.held_out), self.config.evaluate
+        counted: dict[str, Any] = {
+            "prompt_tokens": max(map(len, self._tokens(longest))),
+            "eval_rows": held_out,
+        }
+        if asked is not None:
+            counted["evaluate"] = {"n": held_out, **asked}
+        return rloo_kit.plan(self.policy, self.args, **counted)
 
     def first_prompt(self) -> str:
         """The first problem as the policy reads it."""
@@ -116,7 +124,7 @@ def check_place(config: Config) -> None:
 
 
 def planned(config: Config, card: str | None = None, prompt_tokens: int | None = None) -> Plan:
-    """The memory of a run, from its policy's shape alone."""
+    """The memory and the time of a run, from its policy's shape alone."""
     asked, device = load.settled(config.policy), device_of(card)
     shape: dict[str, Any] = {
         "load_in_4bit": asked.four_bit,
@@ -128,5 +136,6 @@ def planned(config: Config, card: str | None = None, prompt_tokens: int | None =
         shape |= {"lora_rank": asked.lora.rank, "target_modules": asked.lora.modules}
     vllm = ("fast_inference", "gpu_memory_utilization")
     shape |= {name: asked.further[name] for name in vllm if name in asked.further}
-    name = asked.name or (rloo_kit.fit(device).model.checkpoint.name if device.on_gpu else "tiny")
-    return rloo_kit.plan(name, config.args, device, prompt_tokens=prompt_tokens, **shape)
+    name = asked.name or (first_run(device)[0] if device.on_gpu else "tiny")
+    shape |= {"prompt_tokens": prompt_tokens, "evaluate": config.evaluate}
+    return rloo_kit.plan(name, config.args, device, **shape)

@@ -24,19 +24,19 @@ SHOWN = {
 }
 ROWS = 8  # completions at once, of that table
 
-COMPLETION_TOKENS = 1024
+FIT_COMPLETION_TOKENS = 1024
 """What completions have room for by default: shorter ones cut off a thinking model's thought."""
 
 FIRST_RUN: tuple[tuple[str, bool | None], ...] = (("qwen3-4b-instruct", None), ("qwen3-1.7b", False))
 """What ``load_policy()`` takes on a GPU, and whether it thinks: the first that fits, else the last.  A hybrid Qwen3
-thinks past :data:`COMPLETION_TOKENS`, and a truncated completion cannot be right."""
+thinks past :data:`FIT_COMPLETION_TOKENS`, and a truncated completion cannot be right."""
 
 
 def first_run(card: str | float | Device | None = None, load_in_4bit: bool = True) -> tuple[str, bool | None]:
     """The checkpoint for a first run on a card, and its ``thinking``; see :data:`FIRST_RUN`."""
     for name, thinking in FIRST_RUN[:-1]:
         found = plan(name, card=card, load_in_4bit=load_in_4bit)
-        found = found.with_settings(completion_tokens=COMPLETION_TOKENS)
+        found = found.with_settings(completion_tokens=FIT_COMPLETION_TOKENS)
         if found.fits == "fits" and found.sampled_rows == found.settings.batch_rows:
             return name, thinking
     return FIRST_RUN[-1]
@@ -53,13 +53,13 @@ def fit(
     """The plan of the largest Qwen3 of the catalogue that fits with the whole batch sampled at once; where none does,
     of the smallest with fewer at once, or else with a smaller generation batch; where nothing fits, of the smallest.
 
-    Arguments as for :func:`plan`; without a config completions have :data:`COMPLETION_TOKENS`.
+    Arguments as for :func:`plan`; without a config completions have :data:`FIT_COMPLETION_TOKENS`.
     """
     given = {"prompt_tokens": prompt_tokens, "lora_rank": lora_rank, "load_in_4bit": load_in_4bit}
     names, device = [name for name in CATALOGUE if name not in FOR_CPU], device_of(card)
     plans = [plan(name, config, device, **given) for name in names]  # type: ignore[arg-type]
     if config is None:
-        plans = [found.with_settings(completion_tokens=COMPLETION_TOKENS) for found in plans]
+        plans = [found.with_settings(completion_tokens=FIT_COMPLETION_TOKENS) for found in plans]
     asked, batch = plans[0].settings.generation_rows, plans[0].settings.batch_rows
     at_once = [found for found in reversed(plans) if asked or found.sampled_rows == batch]
     return first([*at_once, plans[0], *smaller_batches(plans[0])], "fits") or plans[0]
@@ -83,7 +83,7 @@ def table() -> str:
     for label, card in SHOWN.items():
         best, cells = fit(card), []
         for name in models:
-            found = plan(name, card=card).with_settings(completion_tokens=COMPLETION_TOKENS, **batch)
+            found = plan(name, card=card).with_settings(completion_tokens=FIT_COMPLETION_TOKENS, **batch)
             longest = longest_completion(found)
             cells.append(
                 f"{found.peak_bytes / GIB:.1f} GiB, {longest:,} tokens" if longest else "does not fit"

@@ -22,7 +22,7 @@ def warn_if_too_large(planned: Plan) -> None:
     if planned.fits == "does not fit":
         todo = str(planned.changes[0]) if planned.changes else "take a smaller model"
         output.warn(
-            f"This run will probably not fit: it takes {planned.summary.partition(': ')[2]} ({planned.device.name}). "
+            f"This run will probably not fit: it takes {planned.takes} ({planned.device.name}). "
             f"What to do: {todo}. print(rloo_kit.plan(policy, config)) shows where it goes.",
         )
 

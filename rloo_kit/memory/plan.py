@@ -1,9 +1,9 @@
-"""Whether a run will fit into memory, what to change where it will not, and how long a step may take.  No torch."""
+"""Whether a run will fit into memory, what to change where it will not, and how long it may take.  No torch."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
@@ -37,7 +37,7 @@ def largest_slice(rows: int, at_most: int) -> int:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Bytes of a run before it begins, on a device; what would make it fit; and a range of seconds.
+    """Bytes of a run before it begins, on a device; what would make it fit; and how long it may take.
 
     Attributes:
         phases: phase -> part -> bytes.
@@ -133,11 +133,15 @@ class Plan:
         return tuple(found)
 
     @cached_property
-    def seconds_per_step(self) -> duration.Range | None:
-        """Seconds of a step, at best and in a slow case, never timed; None with vLLM, on a CPU, on an unknown GPU."""
+    def seconds(self) -> dict[str, duration.Range]:
+        """Part of the run -> seconds at best and in a slow case, never timed: "load", "a step", all steps, evaluations,
+        and "in all" where the config says ``max_steps``.  Empty with vLLM, on a CPU, on an unknown GPU."""
         speed = None if self.settings.engine else speed_of(self.device)
         sampled = replace(self.settings, generation_rows=self.sampled_rows)
-        return None if speed is None else duration.Speed(self.model, sampled, *speed).step()
+        if speed is None:
+            return {}
+        room = self.device.usable_bytes - self.totals["load"]
+        return duration.of_run(duration.Speed(self.model, sampled, *speed), room)
 
     def compare(self, trainer: RLOOTrainer) -> Measured:
         """The plan of each phase beside its measured peak, after a step at least; a CPU measures none."""
@@ -146,11 +150,16 @@ class Plan:
         return compare(self.phases, trainer.memory.peaks)
 
     @property
-    def summary(self) -> str:
-        """The verdict, the peak, what is usable, and the phase, in one line."""
+    def takes(self) -> str:
+        """The peak, what is usable, and the phase."""
         scale, unit = scale_of(self.peak_bytes)
         usable = f"{self.device.usable_bytes / scale:.2f} {unit}"
-        return f"{self.fits}: {self.peak_bytes / scale:.2f} of {usable}, at its peak in {self.peak_phase}"
+        return f"{self.peak_bytes / scale:.2f} of {usable}, at its peak in {self.peak_phase}"
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one line."""
+        return f"{self.fits}: {self.takes}"
 
     @property
     def title(self) -> str:
@@ -183,7 +192,7 @@ class Plan:
         asleep = "asleep while the trainer works (standby); " if engine and engine.standby else ""
         found = [
             f"* an estimate{measured}",
-            self._time if self.settings.on_gpu else "activations on a CPU are taken to be a GPU's",
+            *(self._time if self.settings.on_gpu else ["activations on a CPU are taken to be a GPU's"]),
             f"{offloaded / GIB:.2f} GiB of activations go to the computer's own memory" if offloaded else "",
             self.sliced,
             f"vLLM takes {engine.share_bytes / GIB:.2f} GiB; {asleep}never measured" if engine else "",
@@ -196,18 +205,18 @@ class Plan:
         return list(filter(None, found))
 
     @property
-    def _time(self) -> str:
-        if self.seconds_per_step is None:
+    def _time(self) -> list[str]:
+        if not self.seconds:
             unknown = "vLLM samples" if self.settings.engine else "this GPU's bandwidth is not known"
-            return f"seconds: not estimated, {unknown}"
-        low, high = self.seconds_per_step
-        n = self.settings.steps
-        whole = f", {n} steps {duration.spelled((n * low, n * high))}" if n else ""
-        return (
-            f"a step takes {duration.spelled((low, high))}{whole}: an estimate, never timed; from full bandwidth "
-            f"and peak to {duration.BANDWIDTH_SHARE:.0%} and {duration.PEAK_SHARE:.0%} of them, or launches of "
-            f"{1e6 * duration.LAUNCH_SECONDS:.0f} µs a kernel"
-        )
+            return [f"time: not estimated, {unknown}"]
+        width = max(map(len, self.seconds))
+        uncounted = "; evaluations while it trains are not counted (eval_rows)"
+        return [
+            f"time, never measured on a consumer card: from full bandwidth and peak to {duration.BANDWIDTH_SHARE:.0%} "
+            f"and {duration.PEAK_SHARE:.0%} of them, or launches of {1e6 * duration.LAUNCH_SECONDS:.0f} µs a kernel"
+            f"{uncounted if self.settings.eval_times and not self.settings.eval_rows else ''}",
+            *(f"  {part:<{width}}  {duration.spelled(found)}" for part, found in self.seconds.items()),
+        ]
 
     def __repr__(self) -> str:
         return f"Plan({self.model.checkpoint.name} on {self.device.name}: {self.summary})"
@@ -334,8 +343,10 @@ def plan(
     target_modules: Collection[str] | None = None,
     fast_inference: bool = False,
     gpu_memory_utilization: float | None = None,
+    evaluate: Mapping[str, Any] | None = None,
+    eval_rows: int = 0,
 ) -> Plan:
-    """Add up the memory of a run, and say whether it fits.  A vLLM server's GPU is not counted.
+    """Add up the memory of a run, say whether it fits, and how long it may take.  A vLLM server's GPU is not counted.
 
     Args:
         policy: a loaded policy or PEFT model, counted as it is on the device that it is loaded on; or, with nothing
@@ -345,6 +356,8 @@ def plan(
         prompt_tokens: the longest prompt; None takes 512, or what max_seq_length leaves if that is less.
         lora_rank, load_in_4bit, gradient_checkpointing, full_finetuning, target_modules, fast_inference,
             gpu_memory_utilization: as for ``load_policy``; a loaded policy says them itself.
+        evaluate: arguments of ``evaluate``, with ``n``, where it is called before and after the training.
+        eval_rows: problems of the trainer's ``eval_dataset``, where the config evaluates while it trains.
 
     Raises:
         ConfigError: an unknown GPU, or a length or batch out of range.
@@ -373,4 +386,6 @@ def plan(
         # transformers' Trainer switches it on; on a GPU unsloth keeps to what the policy was loaded with.
         found["checkpointing"] = found["checkpointing"] or True
     settings = settings_of(config, prompt_tokens, getattr(loaded, "max_seq_length", None))
+    each = getattr(config, "num_generations_eval", None) or settings.num_generations
+    found |= {"evaluate": tuple((evaluate or {}).items()), "eval_rows": eval_rows * each}
     return Plan.of(model, replace(settings, **found), device)

@@ -52,6 +52,7 @@ FIELDS = {
     "kl_placement": "kl_placement",
     "normalize_advantages": "normalized",
     "single_pass": "single_pass",
+    "per_device_eval_batch_size": "eval_batch",
 }
 """A field of ``RLOOConfig`` -> of :class:`Settings`."""
 
@@ -90,6 +91,8 @@ class Settings:
         processors: those of :data:`PROCESSORS` that are switched on, in their order.
         dtype_bytes: of activations, cache and whatever is not quantised.
         small_card: at most 24.5 GiB, where unsloth's head works in smaller tiles.
+        evaluate: arguments of ``evaluate`` before and after training, by name; none where it is not called.
+        eval_times, eval_rows, eval_batch: how often the trainer evaluates, completions in each, and at once.
     """
 
     prompt_tokens: int = 512
@@ -118,6 +121,10 @@ class Settings:
     dtype_bytes: int = 2
     engine: Engine | None = None
     small_card: bool = True
+    evaluate: tuple[tuple[str, Any], ...] = ()
+    eval_times: int = 0
+    eval_rows: int = 0
+    eval_batch: int = 4
 
     @property
     def row_tokens(self) -> int:
@@ -161,11 +168,15 @@ def settings_of(
         from rloo_kit import advantages  # which imports torch
 
         found["groupwise"] = advantages.find(estimator).groupwise
+    found["steps"] = max(0, found.get("steps", 0))
+    strategy = values.get("eval_strategy", "no")  # transformers makes an enum of it, and of optim
+    if getattr(strategy, "value", strategy) == "steps" and (every := values.get("eval_steps")):
+        found["eval_times"] = int(found["steps"] // every if every >= 1 else 1 / every)
     asked, optimizer = IDLE | values | values.get("generation_kwargs", {}), values["optim"]
     return Settings(
-        **found | {"steps": max(0, found.get("steps", 0))},
+        **found,
         processors=tuple(name for name in PROCESSORS if asked[name] != IDLE[name]),
-        optimizer=str(getattr(optimizer, "value", optimizer)),  # transformers makes an enum of it
+        optimizer=str(getattr(optimizer, "value", optimizer)),
     )
 
 

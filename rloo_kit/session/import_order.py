@@ -52,7 +52,8 @@ def settings() -> dict[str, Setting]:
     # RTX 4090's, a step took a fifth longer with it (docs/speed.md).
     fused = None if (gpu_bandwidth() or 0.0) > FAST else "1"
     sampled = (
-        "2 to 16 completions are sampled from 4-bit weights; 0 makes each matrix in 16 bit for every token"
+        "2 to 16 completions are sampled from 4-bit weights, by count a fifth of the bytes; timed on no consumer card, "
+        "and slower on an H100: make gpu-check ARGS='--only 4-bit' times both settings on yours"
     )
     statistics = "on a GPU, loading otherwise downloads statistics repos, for up to 120 s"
     folder = "unsloth otherwise writes its compiled code into the notebook's folder"

@@ -29,19 +29,17 @@ def test_a_gpus_speed_is_found_by_its_names(name: str, bandwidth: float) -> None
     ("card", "fast_inference", "said"),
     [
         (Device("this CPU", 2**36, on_gpu=False), False, ""),
-        ("8GB", False, "seconds: not estimated, this GPU's bandwidth is not known"),
-        (Device("NVIDIA H100", 2**36), False, "seconds: not estimated, this GPU's bandwidth is not known"),
-        ("rtx 3090", True, "seconds: not estimated, vLLM samples"),
+        ("8GB", False, "time: not estimated, this GPU's bandwidth is not known"),
+        (Device("NVIDIA H100", 2**36), False, "time: not estimated, this GPU's bandwidth is not known"),
+        ("rtx 3090", True, "time: not estimated, vLLM samples"),
     ],
 )
 def test_without_a_known_gpu_or_with_vllm_there_is_no_range(
     card: str | Device, fast_inference: bool, said: str
 ) -> None:
     planned = rloo_kit.plan("qwen3-1.7b", LONG, card, fast_inference=fast_inference)
-    assert planned.seconds_per_step is None
-    assert [note for note in planned.notes if "seconds" in note or "a step takes" in note] == [said] * bool(
-        said
-    )
+    assert planned.seconds == {}
+    assert [note for note in planned.notes if note.startswith("time")] == [said] * bool(said)
 
 
 def test_a_policy_of_one_weight_by_hand() -> None:
@@ -95,3 +93,44 @@ def test_what_saves_work_saves_seconds(less: dict[str, object], more: dict[str, 
         return duration.Speed(planned.model, settings, 936e9, 71e12).step()[0]
 
     assert at_best(less) < at_best(more)
+
+
+def planned(evaluate: dict[str, object] | None = None, eval_rows: int = 0, **config: object) -> rloo_kit.Plan:
+    return rloo_kit.plan(
+        "qwen3-4b", SimpleNamespace(**config), "rtx 4070", evaluate=evaluate, eval_rows=eval_rows
+    )
+
+
+def test_an_evening_is_loading_evaluations_and_steps() -> None:
+    during = {"eval_strategy": "steps", "eval_steps": 50, "num_generations_eval": 2}
+    found = planned({"n": 100}, 30, max_steps=200, **during).seconds
+    measured, while_it_trains = (
+        "2 evaluations of 100 completions, before and after",
+        "4 evaluations of 60 completions, while it trains",
+    )
+    assert list(found) == ["load", "a step", measured, while_it_trains, "200 steps", "in all"]
+    for end in (0, 1):
+        assert found["200 steps"][end] == pytest.approx(200 * found["a step"][end])
+        parts = ("load", measured, while_it_trains, "200 steps")
+        assert found["in all"][end] == pytest.approx(sum(found[part][end] for part in parts))
+    assert list(planned().seconds) == ["load", "a step"], "the data decides how many steps there are"
+    assert list(planned({}, max_steps=-1).seconds) == ["load", "a step"]
+    uncounted = planned(max_steps=200, **during)
+    assert "evaluations while it trains are not counted (eval_rows)" in str(uncounted)
+
+
+def test_an_evaluation_takes_longer_with_more_problems_longer_completions_and_more_often() -> None:
+    def measured(**asked: object) -> tuple[float, float]:
+        (found,) = (
+            range_ for part, range_ in planned(asked, max_steps=1).seconds.items() if "before" in part
+        )
+        return found
+
+    base = measured(n=100, max_new_tokens=256)
+    assert measured(n=300, max_new_tokens=256)[0] > 2 * base[0]
+    assert measured(n=100, samples=3, max_new_tokens=256) == measured(n=300, max_new_tokens=256)
+    assert measured(n=100, max_new_tokens=512)[0] > 1.9 * base[0]
+    roomy = measured(n=100, max_new_tokens=256, room=4)
+    assert roomy[0] < 1.5 * base[0], "at best nothing is cut, but fewer are sampled at once"
+    assert roomy[1] > 3 * base[1], "and at worst all of it"
+    assert planned(max_steps=100, eval_strategy="steps", eval_steps=0.25).settings.eval_times == 4
