@@ -13,12 +13,16 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from importlib.metadata import distributions
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 CPU_SECTION = "# --- cpu:"
+TORCH = ("torch", "torchvision", "torchaudio", "triton", "xformers")
+CERTIFI = "certifi>=2026.7"  # Unsloth asks for one that some indexes do not have
 PIP_TO_UV = {
     "PIP_FIND_LINKS": "UV_FIND_LINKS",
     "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
@@ -32,6 +36,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument(
+        "--here", action="store_true", help="into the Python that runs this, beside its torch"
+    )
     parser.add_argument("--triton", type=Path, metavar="DIR", help="put Triton there instead, for make test")
     arguments = parser.parse_args()
     version = sys.version.split()[0]
@@ -39,6 +46,8 @@ def main() -> None:
         raise SystemExit(f"Python {version} is too old: make install PYTHON=python3.11, or newer")
     if arguments.triton:
         install_triton(arguments.triton)
+    elif arguments.here:
+        install_here()
     else:
         install(arguments)
 
@@ -67,6 +76,25 @@ def install(arguments: argparse.Namespace) -> None:
         "run `make clean install`; if it fails again, the lines above name the package at fault",
         cwd=venv,  # unsloth may write into the working directory
     )
+
+
+def install_here() -> None:
+    """Install the kit beside what is there, for a notebook's first cell: torch and what is built for it stay."""
+    there = {one.name: one.version for one in distributions()}
+    family = TORCH if "torch" in there else ()
+    kept = [f"{one}=={there[one]}" if one in there else f"{one}; sys_platform == 'never'" for one in family]
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = Path(folder) / "overrides.txt"
+        overrides.write_text("\n".join([*kept, CERTIFI, ""]))
+        todo = "check that pip reaches a package index: pip download uv"
+        step(
+            "get uv, which resolves with overrides",
+            [sys.executable, "-m", "pip", "install", "-q", "uv>=0.9"],
+            todo,
+        )
+        uv = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", sys.executable]
+        todo = "look for the package that the lines above name; a torch below 2.13 has to be updated first"
+        step("install the kit beside this torch", [*uv, "--override", str(overrides), str(ROOT)], todo)
 
 
 def install_triton(folder: Path) -> None:

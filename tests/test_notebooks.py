@@ -9,11 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import nbformat
 import pytest
 
 from tests.conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import install  # isort: skip - of scripts/
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PUBLIC_MODULES = ("rloo_kit", "rloo_kit.tasks", "rloo_kit.advantages", "rloo_kit.errors", "rewards")
@@ -67,13 +72,33 @@ def test_where_the_kit_is_the_first_cell_does_nothing(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("checkout", [True, False])
+def test_elsewhere_it_takes_the_checkout_or_clones_one_and_installs_it_here(
+    checkout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> None:
+        ran.append(command)
+        if command[0] == "git":
+            Path(command[-1], "notebooks").mkdir(parents=True)
+
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(ROOT / "notebooks" if checkout else tmp_path / "notebooks")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("subprocess.run", run)
+    exec(install_cell(NOTEBOOKS[0]), {})
+    assert ran[-1] == [sys.executable, "../scripts/install.py", "--here"]
+    assert [command[:2] for command in ran[:-1]] == ([] if checkout else [["git", "clone"]])
+
+
 @pytest.mark.parametrize(
     ("there", "kept"),
     [
         (
-            {"torch": "2.12.0+cu130", "triton": "3.7.0", "pip": "26.0"},
+            {"torch": "2.14.0+cu130", "triton": "3.7.0", "pip": "26.0"},
             [
-                "torch==2.12.0+cu130",
+                "torch==2.14.0+cu130",
                 "triton==3.7.0",
                 "torchvision; never",
                 "torchaudio; never",
@@ -83,20 +108,21 @@ def test_where_the_kit_is_the_first_cell_does_nothing(
         ({"pip": "26.0"}, []),
     ],
 )
-def test_elsewhere_it_installs_the_repository_and_neither_changes_nor_adds_to_the_torch_that_is_there(
+def test_installing_here_neither_changes_nor_adds_to_the_torch_that_is_there(
     there: dict[str, str], kept: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran: list[tuple[list[str], str]] = []
+    ran: dict[str, str] = {}
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        if "--override" in command:
+            ran[command[-1]] = Path(command[command.index("--override") + 1]).read_text()
+        return SimpleNamespace(returncode=0)
+
     packages = [SimpleNamespace(name=name, version=version) for name, version in there.items()]
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("importlib.metadata.distributions", lambda: packages)
-    monkeypatch.setattr("subprocess.run", lambda command, input="", **_: ran.append((command, input)))
-    exec(install_cell(NOTEBOOKS[0]), {})
-    (pip, _), (uv, overrides) = ran
-    assert pip == [sys.executable, "-m", "pip", "install", "-q", "uv"]
-    assert uv[:5] == [sys.executable, "-m", "uv", "pip", "install"]
-    assert uv[-3:] == ["--override", "-", ".."]
-    *lines, certifi = overrides.replace("sys_platform == 'never'", "never").split("\n")
+    monkeypatch.setattr(install, "distributions", lambda: packages)
+    monkeypatch.setattr("subprocess.run", run)
+    install.install_here()
+    *lines, certifi = ran[str(ROOT)].replace("sys_platform == 'never'", "never").splitlines()
     assert sorted(lines) == sorted(kept)
     assert certifi in (ROOT / "requirements" / "overrides.txt").read_text().splitlines()
 
@@ -114,3 +140,61 @@ def test_what_it_runs_is_what_uv_takes_and_leaves_another_torch_alone() -> None:
     found = [line.strip() for line in done.stdout.splitlines() if "==" in line]
     assert {"torch==2.12.0", "triton==3.7.0", "trl==1.15.0"} <= set(found)
     assert not [line for line in found if line.startswith("xformers")]
+
+
+NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w]|\.\d)")
+NOT_OURS = re.compile(
+    r"\]\([^)]*\)|`[^`]*`|arXiv[ :]*[\d.]+|^#+.*$|\b(19|20)\d\d\b|Qwen3\S*|\d+ %, |\d+ (minutes|per cent)",
+    re.MULTILINE,
+)
+"""Links, code, papers, headings, years, names of models, levels of intervals, times."""
+
+BY_HAND = {
+    "02": {"180": "completions of a problem in an audit, about", "95": "level"},
+    "03": {
+        "349": "of 20,349",
+        "13": "1 - 0.87, in per cent",
+        "128": "2 to the 7th",
+        "50": "operands",
+        "0.12": "half of [-0.171, +0.071]",
+        "2.7": "2.65, to the next tenth",
+    },
+    "05": {"15": "labels that are flipped", "95": "level", "135": "million parameters"},
+    "06": {"12": "48 demonstrations, 4 at a time", "07": "a notebook"},
+}
+"""Numbers of a text that no output shows: what is explained there, or follows from what is shown."""
+
+
+def shown_numbers(cell: dict[str, Any]) -> set[str]:
+    """What a code cell and its outputs show."""
+    data = [out.get("data", {}) for out in cell["outputs"]]
+    texts = [cell["source"], *(out.get("text", "") for out in cell["outputs"])]
+    texts += [one.get(kind, "") for one in data for kind in ("text/plain", "text/html")]
+    return {number for text in texts for number in NUMBER.findall("".join(text))}
+
+
+def is_shown(said: str, shown: set[str]) -> bool:
+    """Whether a number of a text is one of those, or one of them rounded."""
+    digits = len(said.partition(".")[2])
+    return said in shown or any(f"{float(one):.{digits}f}" == said for one in shown)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_number_in_a_notebooks_text_stands_in_its_code_its_outputs_or_a_page_that_it_links(
+    notebook: Path,
+) -> None:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    shown = set().union(*(shown_numbers(cell) for cell in cells if cell["cell_type"] == "code"))
+    for cell in cells:
+        if cell["cell_type"] == "markdown":
+            text = "".join(cell["source"])
+            pages = [notebook.parent / link for link in re.findall(r"\]\(([^)#]+)", text)]
+            linked = {
+                n
+                for page in pages
+                if page.suffix in {".md", ".toml", ".json"}
+                for n in NUMBER.findall(page.read_text())
+            }
+            said = {number for number in NUMBER.findall(NOT_OURS.sub("", text)) if len(number) > 1}
+            said -= BY_HAND.get(notebook.name[:2], {}).keys()
+            assert [number for number in said if not is_shown(number, shown | linked)] == [], text
