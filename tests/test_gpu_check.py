@@ -11,11 +11,12 @@ from typing import Any
 
 import psutil
 import pytest
+from dotenv import dotenv_values
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import checks, report, runner
+from benchmarks.gpu import checks, four_bit, report, runner
 from benchmarks.gpu.runner import FAILED, MEASURED, NOT_RUN, PASSED, Check, Figure, Outcome, Place, judged
 
 Figures = dict[str, Figure]
@@ -212,3 +213,53 @@ def test_a_run_of_plain_trl_is_not_given_unsloths_patches() -> None:
     shown = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True)
     assert "'benchmarks.gpu.speed'" in shown.stdout
     assert not any(f"'{name}'" in shown.stdout for name in ("rloo_kit", "unsloth", "trl"))
+
+
+# --- the faster of two settings ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("products", "made", "kept", "said"),
+    [
+        (2.0, 3.0, "1", "UNSLOTH_BNB_GEMM_4BIT=1 2.00 s, UNSLOTH_BNB_GEMM_4BIT=0 3.00 s"),
+        (3.0, 2.0, "0", "UNSLOTH_BNB_GEMM_4BIT=0 is written into"),
+        (2.0, 2.05, None, "alike, and the kit's default stays"),
+        (2.0, None, None, ""),
+    ],
+)
+def test_the_faster_way_with_4_bit_weights_is_written_where_prepare_reads_it(
+    products: float, made: float | None, kept: str | None, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / ".env").write_text("HF_TOKEN='hf_x'\nUNSLOTH_BNB_GEMM_4BIT=9\n")
+    timings = zip(four_bit.WAYS.values(), (products, made), strict=True)
+    outcomes = {
+        name: Outcome(MEASURED, figures={four_bit.SECONDS: Figure(seconds)}) if seconds else Outcome(NOT_RUN)
+        for name, seconds in timings
+    }
+    found = four_bit.keep_faster(outcomes, tmp_path)
+    assert said in found
+    assert bool(said) == bool(found)
+    values = dotenv_values(tmp_path / ".env")
+    assert values == {"HF_TOKEN": "hf_x", "UNSLOTH_BNB_GEMM_4BIT": kept or "9"}
+
+
+def test_both_ways_are_timed_by_the_variable_alone_in_a_command_of_their_own() -> None:
+    shape, *ways = checks.chosen(["4-bit"])
+    assert [(way.name, way.variables) for way in ways] == [
+        (name, {four_bit.VARIABLE: value}) for value, name in four_bit.WAYS.items()
+    ]
+    assert ways[0].arguments == ways[1].arguments
+    assert all(way.needs == (shape.name,) for way in ways)
+
+
+def test_a_rehearsal_writes_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    figures = {four_bit.SECONDS: Figure(1.0)}, {four_bit.SECONDS: Figure(2.0)}
+    ran = [
+        (Check(name, "", 1.0), Outcome(MEASURED, figures=one))
+        for name, one in zip(four_bit.WAYS.values(), figures, strict=True)
+    ]
+    monkeypatch.setattr(command, "run_all", lambda *_: iter(ran))
+    for is_rehearsal, written in ((True, False), (False, True)):
+        command.run([], {"device": "a card"}, tmp_path / "out", 100.0, is_rehearsal)
+        assert (tmp_path / ".env").exists() == written

@@ -2,6 +2,7 @@
 
     make gpu-check                                       everything, within 9 minutes
     make gpu-check ARGS="--only speed --only memory"     parts: correct, memory, speed, hygiene; or a check's name
+    make gpu-check ARGS="--only 4-bit"                   times two settings, and writes the faster one into .env
     make gpu-check PY=python3                            another interpreter that has the stack; installs nothing
     make gpu-check ARGS="--rehearse t4"                  tries it without a GPU: a pretended card, the tiny policy
 
@@ -28,7 +29,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from . import checks, report
+from . import checks, four_bit, report
 from .checks import pretended
 from .runner import FAILED, ROOT, Check, Place, environment, run_all, run_in_process
 
@@ -99,6 +100,8 @@ def run(found: list[Check], machine: dict[str, str], out: Path, budget: float, i
                 earlier = report.load(out / "results.json")
                 report.save(out, machine, report.merged(earlier, {check.name: outcome}))
     print("\n" + report.counts(mine))
+    if not is_rehearsal and (said := four_bit.keep_faster(mine, Path.cwd())):
+        print(said)
     return int(any(outcome.status == FAILED for outcome in mine.values()))
 
 

@@ -6,6 +6,7 @@ Only the list: functions are in the files named after the parts.  Seconds are gu
 import importlib
 from collections.abc import Sequence
 
+from . import four_bit
 from .runner import Check
 from .work import KIT, PLAIN, UNSLOTH
 
@@ -63,6 +64,7 @@ CHECKS = [
     timed(KIT, 256),
     shape("qwen3-0.6b"),
     Check("hygiene/kernel", "hygiene:kernel", 80, needs=("shape/qwen3-0.6b",)),
+    *four_bit.timed(),
     timed(PLAIN, 256),
     shape("qwen3-8b"),
     case(1),

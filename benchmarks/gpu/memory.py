@@ -8,6 +8,7 @@ Unsloth's own 4-bit repositories these keep some projections in 16 bit; which on
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,10 +73,13 @@ def write_without_weights(checkpoint: Checkpoint, folder: Path, kept: Sequence[s
     config.save_pretrained(folder)
 
 
-def make(place: Place, shape: str) -> dict[str, Figure]:
+def make(place: Place, shape: str, layers: int = 0) -> dict[str, Figure]:
     """Write random weights in NF4 with the tiny policy's tokenizer, matrix by matrix; load them as a user would, and
-    compare their bytes with the catalogue's."""
-    checkpoint, folder = rloo_kit.CATALOGUE["tiny" if place.is_rehearsal else shape], place.scratch / shape
+    compare their bytes with the catalogue's; of a shape in full, or some ``layers`` of it."""
+    checkpoint = rloo_kit.CATALOGUE["tiny" if place.is_rehearsal else shape]
+    folder = place.scratch / (f"{shape}-{layers}-layers" if layers else shape)
+    if layers and not place.is_rehearsal:
+        checkpoint = dataclasses.replace(checkpoint, layers=layers)
     kept = kept_in_16_bit(checkpoint)
     write_without_weights(checkpoint, folder, kept)
     with torch.device("meta"):

@@ -19,10 +19,10 @@ from .work import KIT, UNSLOTH
 SHAPE, K = "qwen3-4b", 8
 
 
-def run(place: Place, trainer: str, tokens: int) -> dict[str, Figure]:
+def run(place: Place, trainer: str, tokens: int, shape: str = SHAPE) -> dict[str, Figure]:
     """The last step, in all and by phase, and of the kit beside the recipes that ran before it in this command."""
     tokens = work.REHEARSAL_TOKENS if place.is_rehearsal else tokens
-    timed = trainer_of(place, trainer, tokens)
+    timed = trainer_of(place, trainer, tokens, shape)
     torch.cuda.empty_cache()
     reset_peak("cuda")
     meter = Meter(timed)
@@ -33,7 +33,7 @@ def run(place: Place, trainer: str, tokens: int) -> dict[str, Figure]:
     return {
         "a step, s": Figure(seconds),
         **{name: Figure(value) for name, value in mine.items()},
-        **beside(trainer, mine, place.scratch / f"speed-{tokens}.json"),
+        **(beside(trainer, mine, place.scratch / f"speed-{tokens}.json") if shape == SHAPE else {}),
         # A row of random weights ends early about once in ten steps: at the end of a turn, or at the padding.
         "tokens sampled, of all that there could be": Figure(last.tokens / (K * tokens), low=0.75),
         **{f"{name}, s": Figure(last.spent[name].wall_seconds) for name in PHASES},
@@ -79,9 +79,9 @@ def model_of(folder: Path, trainer: str) -> dict[str, Any]:
     return {"model": model, "processing_class": AutoTokenizer.from_pretrained(folder), "peft_config": lora}
 
 
-def trainer_of(place: Place, trainer: str, tokens: int) -> Any:
+def trainer_of(place: Place, trainer: str, tokens: int, shape: str) -> Any:
     """One of the three, on a policy of its own."""
-    named = model_of(place.scratch / SHAPE, trainer)
+    named = model_of(place.scratch / shape, trainer)
     kind = importlib.import_module("rloo_kit" if trainer == KIT else "trl")
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     folder = str(place.scratch / "run")

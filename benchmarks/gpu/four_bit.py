@@ -1,0 +1,48 @@
+"""Which of Unsloth's two ways with 4-bit weights samples faster on this card; the faster one is kept in .env.
+
+The kit's default goes by a count of bytes (docs/speed.md), and no consumer card has timed it.
+"""
+
+import os
+from pathlib import Path
+
+from dotenv import set_key
+
+from .report import Outcomes
+from .runner import Check
+
+VARIABLE = "UNSLOTH_BNB_GEMM_4BIT"
+WAYS = {"1": "4-bit/products of 4-bit weights", "0": "4-bit/weights made in 16 bit"}
+SECONDS = "generate, s"
+LAYERS = 6  # of Qwen3-4B's 36: one layer is like another, and six are made and loaded in seconds
+SHAPE = f"qwen3-4b-{LAYERS}-layers"
+MARGIN = 0.03  # a smaller difference is taken for chance
+
+
+def timed() -> list[Check]:
+    """A few layers of Qwen3-4B, and eight completions of 256 tokens sampled either way."""
+    make = Check(f"shape/{SHAPE}", "memory:make", 20, {"shape": "qwen3-4b", "layers": LAYERS})
+    run = {"trainer": "kit", "tokens": 256, "shape": SHAPE}
+    return [make, *(Check(WAYS[way], "speed:run", 25, run, (make.name,), {VARIABLE: way}) for way in WAYS)]
+
+
+def keep_faster(outcomes: Outcomes, folder: Path) -> str:
+    """Write the faster way into the .env of a folder, where ``prepare()`` reads it; what was done, in a sentence.
+
+    Empty where not both were timed; nothing is written where the two are alike.
+    """
+    seconds = {
+        way: outcomes[name].figures[SECONDS].value
+        for way, name in WAYS.items()
+        if name in outcomes and SECONDS in outcomes[name].figures
+    }
+    if len(seconds) < len(WAYS):
+        return ""
+    best, other = sorted(seconds, key=seconds.__getitem__)
+    said = ", ".join(f"{VARIABLE}={way} {seconds[way]:.2f} s" for way in (best, other))
+    if seconds[other] < (1 + MARGIN) * seconds[best]:
+        return f"Sampling takes {said}: alike, and the kit's default stays."
+    file = folder / ".env"
+    set_key(file, VARIABLE, best, quote_mode="never")
+    said = f"Sampling takes {said}: {VARIABLE}={best} is written into {file}, which prepare() reads."
+    return f"{said} Your shell's {VARIABLE} goes first: unset it." if VARIABLE in os.environ else said
