@@ -58,6 +58,55 @@ def card_table() -> str:
     return cards.table()
 
 
+TONIGHT = {
+    "8": ("RTX 3060 Ti", "RTX 4060"),
+    "12": ("RTX 3060 12GB", "RTX 4070"),
+    "16": ("RTX 4060 Ti 16GB", "RTX 4080"),
+    "24": ("RTX 3090", "RTX 4090"),
+}
+"""Size of a card in GB, as configs/ has a file for it -> two of its cards."""
+
+
+def tonight() -> str:
+    """What to run on a card: the first run's policy and the file's, with the plan's memory and minutes."""
+    from rloo_kit.cli.config import load_config
+    from rloo_kit.cli.run import planned
+    from rloo_kit.memory.cards import first_run
+    from rloo_kit.memory.duration import spelled
+
+    sections = []
+    for size, cards in TONIGHT.items():
+        file, chosen = f"configs/{size}gb.yaml", first_run(cards[0])[0]
+        rows = []
+        for setting in (f"policy.name={chosen}", ""):
+            config = load_config(ROOT / file, [setting] if setting else [])
+            plans = [planned(config, card.lower()) for card in cards]
+            s, shape, evaluated = (
+                plans[0].settings,
+                plans[0].model.checkpoint,
+                (config.evaluate or {}).get("n"),
+            )
+            thinks = {"never": "cannot think"}.get(
+                shape.thinks, f"thinking {'on' if config.policy.get('thinking', True) else 'off'}"
+            )
+            rows.append(
+                (
+                    f"{shape.name}, {thinks}",
+                    f"{s.micro_rows * s.accumulation // s.num_generations} x {s.num_generations}",
+                    f"{s.prompt_tokens} + {s.completion_tokens}",
+                    f"{s.steps}; {evaluated} problems, twice",
+                    f"{plans[0].peak_bytes / 2**30:.1f} GiB, {plans[0].fits}",
+                    *(spelled(one.seconds["in all"]) for one in plans),
+                )
+            )
+        head = ("policy", "prompts x K", "tokens", "steps; evaluated", "memory", *cards)
+        sections.append(
+            f"### {' or '.join(cards)} ({size} GB): what to run tonight\n\n{markdown_table(head, rows)}\n\n"
+            f"`rloo-kit train {file} --set policy.name={chosen}`; without `--set` the largest that fits."
+        )
+    return "\n\n".join(sections)
+
+
 # --- settings ---------------------------------------------------------------------------------------------
 
 
@@ -250,6 +299,7 @@ def shown(value: object) -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "cards": card_table,
+    "tonight": tonight,
     "settings": settings,
     "old names": old_names,
     "names of grpo": grpo_names,
