@@ -137,10 +137,6 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {**SMALL, **TWO_PASSES},
         *rates(4e-3, 4e-4),
     ),
-    "learning rate too high, gradient grows": (
-        {**SIXTEEN, **WARM_UP, "warmup_steps": 12, "temperature": 0.5, "max_steps": 18},
-        *rates(5e-3, 5e-4),
-    ),
     "dead groups, too easy": (
         {**SMALL, "temperature": 0.3, "learning_rate": 1e-5, "max_steps": 12},
         {"operands": [25, 50]},

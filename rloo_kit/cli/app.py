@@ -168,9 +168,9 @@ def diagnose(log: Log) -> None:
     Of the kit's or of plain TRL's: with figures, and the setting to change.
     Exit status 1 where something was found.
     """
-    from rloo_kit.watch.run_folder import read_history
+    from rloo_kit.watch.run_folder import read_run
 
-    read_history(log, "diagnose")  # what is no log is said before the stack is imported
+    read_run(log, "diagnose")  # what is no log is said before the stack is imported
     found = rloo_kit.diagnose(log)
     typer.echo(found)
     raise typer.Exit(int(bool(found.findings)))

@@ -35,7 +35,7 @@ from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.resume import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
 from rloo_kit.watch.callbacks import HealthCallback, LivePlot, ProgressCallback  # noqa: E402
-from rloo_kit.watch.diagnose import judged_by  # noqa: E402
+from rloo_kit.watch.run_folder import judged_by  # noqa: E402
 
 if TYPE_CHECKING:
     import trl

@@ -198,22 +198,22 @@ class LivePlot(TrainerCallback):
         self._draws, self._next = state.is_world_process_zero and output.shows_pictures(), 0.0
 
     def on_log(
-        self, args: object, state: TrainerState, control: object, logs: Logs | None = None, **kwargs: object
+        self, args: Any, state: TrainerState, control: object, logs: Logs | None = None, **kwargs: object
     ) -> None:
         """Redraw, unless the last drawing is too recent."""
         if logs and "reward" in logs and time.monotonic() >= self._next:
-            self._draw(state)
+            self._draw(args, state)
             self._next = time.monotonic() + self.seconds
 
     def on_train_end(self, args: Any, state: TrainerState, control: object, **kwargs: object) -> None:
         """Draw the whole run, and save it beside its checkpoints."""
-        self._draw(state, save_to=Path(args.output_dir) / plots.PICTURE)
+        self._draw(args, state, save_to=Path(args.output_dir) / plots.PICTURE)
 
-    def _draw(self, state: TrainerState, save_to: Path | None = None) -> None:
+    def _draw(self, args: Any, state: TrainerState, save_to: Path | None = None) -> None:
         if not self._draws or all(entry.get("reward") is None for entry in state.log_history):
             return
         try:
-            figure = plots.draw(state.log_history)
+            figure = plots.draw(state.log_history, Known.of(args))
             output.show(figure._repr_png_())  # type: ignore[attr-defined]
             if save_to:
                 plots.save(figure, save_to)

@@ -1,12 +1,13 @@
 """A run's log as figures that can be compared: means over windows of steps, spreads, and their standard errors.
 
-A log is ``state.log_history`` of a TRL trainer (the kit's and unsloth's included).  What it does not say, such as how
-many completions a step has and what each reward judges, is in :class:`Known`.  Nothing is judged here.
+A log is ``state.log_history`` of a TRL trainer, the kit's and unsloth's included; :class:`Known` has what it does not
+say.  Nothing is judged here.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rewards.trl_interface import Judges
 
 Entry = dict[str, Any]
-"""One entry of ``log_history``: "step" and the metrics, each a float, or None where it does not apply."""
+"""Of ``log_history``: "step" and the metrics, each a float, or None where it does not apply."""
 
 Figures = npt.NDArray[np.float64]
 RATIO = "clip_ratio/region_mean"
@@ -35,9 +36,7 @@ ALIKE = 0.3
 """Correlation of the rewards of one prompt's completions, since prompts differ in difficulty.  K of them then
 weigh as K / (1 + (K - 1) x 0.3) independent ones (Kish 1965, design effect)."""
 
-STEADY = (
-    1.2  # largest over smallest E[r^2] / E[r] of a log up to which a reward is taken to be 0 or one value
-)
+STEADY = 1.2  # largest over smallest E[r^2] / E[r] up to which a reward is taken to be 0 or one value
 
 ANSWERS = (
     *("accuracy_reward", "reasoning_accuracy_reward"),  # trl.rewards and open-r1
@@ -49,11 +48,6 @@ ANSWERS = (
 # --- entries ------------------------------------------------------------------------------------------------
 
 
-def is_step(entry: Entry) -> bool:
-    """Whether an entry is of a batch of completions: it has a reward, or says that none of them got one."""
-    return entry.get("reward") is not None or ("reward" in entry and _dead_share(entry) is not None)
-
-
 def rounds(history: Iterable[Entry]) -> list[Entry]:
     """One entry per batch of completions; those without a score count where the run has no others.
 
@@ -62,22 +56,21 @@ def rounds(history: Iterable[Entry]) -> list[Entry]:
     """
     found: list[Entry] = []
     for entry in history:
-        if is_step(entry):
+        if "reward" in entry and (entry["reward"] is not None or _dead_share(entry) is not None):
             found.append(entry)
         elif found and RATIO in entry:
             found[-1] = {**found[-1], RATIO: max(found[-1].get(RATIO) or 0.0, entry[RATIO] or 0.0)}
     return [entry for entry in found if entry["reward"] is not None] or found
 
 
-def term_names(entry: Entry) -> list[str]:
-    """The reward functions in an entry."""
-    means = (key for key in entry if key.startswith("rewards/") and key.endswith("/mean"))
-    return [key.removeprefix("rewards/").removesuffix("/mean") for key in means]
-
-
 def term(name: str) -> str:
     """The metric of a reward function's mean."""
     return f"rewards/{name}/mean"
+
+
+def term_names(entry: Entry) -> list[str]:
+    """The reward functions in an entry."""
+    return [found[1] for key in entry if (found := re.fullmatch(r"rewards/(.+)/mean", key))]
 
 
 def _spread_name(name: str) -> str:
@@ -89,7 +82,7 @@ def _dead_share(entry: Entry) -> float | None:
 
 
 def column(entries: Sequence[Entry], name: str) -> Figures:
-    """(entries,) a metric, NaN where it is missing or not finite."""
+    """(entries,) a metric, NaN where it is missing or not finite; DEAD_SHARE is the kit's count, or TRL's."""
     values: list[float | None] = [entry.get(name) for entry in entries]
     if name == DEAD_SHARE:  # TRL counts after the KL term, by which rewards differ
         values = [1.0 if one.get("reward_std") == 0.0 else _dead_share(one) for one in entries]
@@ -110,8 +103,7 @@ class Known:
     """What is known of a run besides its log.
 
     Attributes:
-        completions: per update, or per generation batch where that is more.
-        groups: likewise.
+        completions, groups: per update, or per generation batch where that is more.
         weights: of the reward functions, in the log's order; None where unknown.
         args: the run's config, or None.
         updates: optimizer steps per generation batch (``num_iterations``, ``steps_per_generation``).
@@ -230,7 +222,7 @@ class Log:
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """As TRL logs them."""
+        """Of this window."""
         return self.run[self.start : self.stop]
 
     def _part(self, start: int, stop: int) -> Log:
@@ -374,15 +366,15 @@ class Log:
         adds_up = math.isclose(total, entry["reward"], rel_tol=1e-2, abs_tol=1e-3)
         return dict.fromkeys(names, 1.0) if adds_up else {}
 
-    def height(self, window: Log | None = None) -> float:
-        """How good the policy is in a window, by default now: where its mean reward lies between the lowest, 0, and
-        the highest, 1, that a completion can get; at most the share of right answers, where that is judged.
-
-        Rewards are taken to run from 0 to 1 unless the log shows otherwise.
-        """
-        now, means = window or self.last(WINDOW), self.values("reward")
+    def range(self) -> tuple[float, float]:
+        """The lowest and the highest reward that a completion can get: 0 and 1 unless the log shows otherwise."""
+        means = self.values("reward")
         low, high = means.min(initial=0.0), means.max(initial=1.0)
-        if low == 0.0:
-            high = self.largest("reward").max(initial=high)
+        return float(low), float(self.largest("reward").max(initial=high) if low == 0.0 else high)
+
+    def height(self, window: Log | None = None) -> float:
+        """How good the policy is in a window, by default now: where its mean reward lies in :meth:`range`, from 0 to 1;
+        at most the share of right answers, where that is judged."""
+        now, (low, high) = window or self.last(WINDOW), self.range()
         right = self.best("answer", now)
-        return min(float((now.mean("reward") - low) / (high - low)), right[0] if right else 1.0)
+        return min((now.mean("reward") - low) / (high - low), right[0] if right else 1.0)

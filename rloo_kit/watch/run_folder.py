@@ -1,7 +1,6 @@
-"""What a run leaves in its folder: checkpoints, each with the log up to its step.
+"""Read a run: its log, its settings and its folder, of the kit's, of plain TRL or of unsloth.
 
-For the trainer, which resumes, and for plots and diagnoses of any run: the kit's, plain TRL's or unsloth's.  Nothing
-here writes, moves or deletes.
+From a trainer, its log history, a file, or a folder of checkpoints.  Nothing here writes, moves or deletes.
 """
 
 from __future__ import annotations
@@ -11,17 +10,18 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rewards.trl_interface import Judges, judges_of, reward_name
 from rloo_kit.errors import ConfigError
-from rloo_kit.watch.log import Entry, is_step
+from rloo_kit.watch.log import Entry, Known, Log, rounds
 
 if TYPE_CHECKING:
     import trl
     from transformers import TrainerState
-
 
 STATE = "trainer_state.json"
 MANIFEST = "rloo_kit_manifest.json"
@@ -49,13 +49,30 @@ Source = TrainerLike | Sequence[Entry] | str | os.PathLike[str]
 checkpoint."""
 
 
-# --- its log --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Run:
+    """A run that was read.
+
+    Attributes:
+        history: every entry of its log, evaluations too.
+        log: its training steps, with what is known of them.
+        folder: where it is known.
+        assumed: what the log does not say and was guessed from it; empty where the settings are known.
+    """
+
+    history: list[Entry]
+    log: Log
+    folder: Path | None
+    assumed: str
 
 
-def read_history(source: Source, caller: str) -> tuple[list[Entry], Path | None]:
-    """Every entry of a run's log, evaluations too, and its folder where it is known; errors name the ``caller``.
+def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = None) -> Run:
+    """Read a run; errors name the ``caller``.
 
     Stock trainers leave the state in their checkpoints: of a folder without one the newest readable one is read.
+
+    Args:
+        judges: what reward functions judge, beside what a trainer's say themselves.
 
     Raises:
         ConfigError: this is no run, or it has no training step.
@@ -63,35 +80,46 @@ def read_history(source: Source, caller: str) -> tuple[list[Entry], Path | None]
     history: object = source
     folder, where = None, caller
     if isinstance(source, str | os.PathLike):
-        folder, where = _folder_of(source), f"{caller}, {source}"
-        history = _log_in(Path(source).expanduser(), caller)
+        place = Path(source).expanduser()
+        folder, where = place if place.is_dir() else place.parent, f"{caller}, {source}"
+        history = _log_in(place, caller)
     elif not isinstance(source, Sequence) and hasattr(source, "state"):
         folder = Path(source.args.output_dir) if source.args.output_dir else None
         history = source.state.log_history
     entries = _entries_of(history, where)
-    if not training_steps(entries):
+    if not (steps := rounds(entries)):
         raise ConfigError(
             f"there is no training step to {caller}",
             where=caller if folder is None else f"{caller}, {folder}",
             todo="call trainer.train() first, or name its folder",
         )
-    return entries, folder
+    if hasattr(source, "args"):
+        settings: Any = source.args
+        funcs, names = getattr(source, "reward_funcs", ()), getattr(source, "reward_func_names", None)
+        judges = {**judged_by(funcs, names), **(judges or {})}
+    else:
+        settings = saved_settings(folder) if folder else None
+    if settings:
+        return Run(entries, Log(steps, Known.of(settings, judges)), folder, "")
+    known = Known.guessed(steps, judges)
+    assumed = (
+        f"assumed, by the log alone: {known.completions} completions a step, {known.groups} groups or more"
+    )
+    return Run(entries, Log(steps, known), folder, assumed)
 
 
-def training_steps(history: Sequence[Entry]) -> list[Entry]:
-    """The entries of training steps, without evaluations and summaries."""
-    return [entry for entry in history if is_step(entry)]
+def judged_by(reward_funcs: Sequence[object], names: Sequence[str] | None = None) -> dict[str, Judges]:
+    """What reward functions say that they judge, by their attribute ``judges``: metric name -> "answer", "form" or
+    "length".  ``names`` are a trainer's ``reward_func_names``; by default the functions' own."""
+    named = names or [reward_name(function) for function in reward_funcs]  # type: ignore[arg-type]
+    said = zip(named, map(judges_of, reward_funcs), strict=True)
+    return {name: what for name, what in said if what}
 
 
-def _folder_of(source: str | os.PathLike[str]) -> Path:
-    path = Path(source).expanduser()
-    return path if path.is_dir() else path.parent
-
-
-def _log_in(path: Path, caller: str) -> object:
-    file = path / STATE if path.is_dir() else path
-    if path.is_dir() and not file.is_file():
-        file = _newest_with_log(path) / STATE
+def _log_in(place: Path, caller: str) -> object:
+    file = place / STATE if place.is_dir() else place
+    if place.is_dir() and not file.is_file():
+        file = _newest_with_log(place) / STATE
     try:
         return json.loads(file.read_text(encoding="utf-8"))["log_history"]
     except UNREADABLE as error:
@@ -129,16 +157,11 @@ def _entries_of(history: object, where: str) -> list[Entry]:
     return found
 
 
-def settings_of(source: Source) -> Any | None:
-    """A run's settings: a trainer's, or those that a checkpoint of the kit's names; None where they are not known.
+def saved_settings(folder: Path) -> Any | None:
+    """The settings that a checkpoint of the kit's names, in it or in its run's folder; None where there are none.
 
     How many processes there were is not written down, and is taken for 1.
     """
-    if hasattr(source, "args"):
-        return source.args
-    if not isinstance(source, str | os.PathLike):
-        return None
-    folder = _folder_of(source)
     run = facts(folder).get("run") or facts(_newest_with_log(folder)).get("run")
     with contextlib.suppress(*UNREADABLE, AttributeError, IndexError):  # of another release, or none
         found = SimpleNamespace(**{"num_iterations": 1, "steps_per_generation": None, **run["settings"]})  # type: ignore[index]
@@ -151,7 +174,7 @@ def settings_of(source: Source) -> Any | None:
     return None
 
 
-# --- its checkpoints ------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------------------
 
 
 def checkpoints(output_dir: str | Path) -> list[Path]:

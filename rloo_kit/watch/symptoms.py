@@ -61,8 +61,7 @@ class Finding:
         symptom: its name in :data:`SYMPTOMS`.
         evidence: figures and the steps they are from, when it was first seen.
         cause: the likely one.
-        setting: what to change first: an argument of ``RLOOConfig`` or of the trainer.
-        change: how to change it.
+        setting, change: what to change first, an argument of ``RLOOConfig`` or of the trainer, and how.
         first_step, last_step: of the episode.
     """
 
@@ -138,13 +137,6 @@ def worsened(log: Log) -> Change | None:
     return fall if fall.sigmas <= -2.0 else None
 
 
-def median_norm(log: Log) -> float:
-    """Of the gradients that are not 0, which a step of dead groups has; NaN for fewer than FEW."""
-    norms = log.values("grad_norm")
-    norms = norms[norms != 0]
-    return float(np.median(norms)) if norms.size >= FEW else math.nan
-
-
 # --- updates that are too large ---------------------------------------------------------------------------
 
 
@@ -186,17 +178,6 @@ def clipped_ratios(log: Log, limit: float) -> Seen | None:
     if len(window) < FEW or not surely_above(share, window.completions, limit):
         return None
     return Seen(window, f"{share:.0%} of the ratios clipped ({window.steps})")
-
-
-def growing_gradient(log: Log, limit: float) -> Seen | None:
-    """The gradient's norm grows and the reward does not."""
-    before, window = log.first(WINDOW), log.last(WINDOW)
-    start, now = median_norm(before), median_norm(window)
-    if len(log) < 2 * WINDOW or not now >= limit * start:
-        return None
-    if (rise := log.change("reward", before, window)).sigmas >= 1.0:
-        return None
-    return Seen(window, f"median grad_norm {start:.2g} -> {now:.2g}, reward {rise} ({window.steps})")
 
 
 def reward_collapse(log: Log, limit: float) -> Seen | None:
@@ -410,7 +391,8 @@ SYMPTOMS: dict[str, Symptom] = {name: _symptom(name, row) for name, row in _TABL
 def judged(log: Log) -> list[Finding]:
     """The findings at a log's last entry, from the first tier that has any."""
     if log.entries[-1].get("reward") is None:  # so of the whole run: other rules compare rewards
-        return [found for found in [SYMPTOMS["unscored completions"](log)] if found]
+        unscored = SYMPTOMS["unscored completions"](log)
+        return [unscored] if unscored else []
     for tier in range(4):
         found = {one.name: seen for one in SYMPTOMS.values() if one.tier == tier and (seen := one(log))}
         if found:
@@ -442,7 +424,7 @@ class Episodes:
 
 def episodes(log: Log) -> Episodes:
     """The episodes of a whole log."""
-    found = Episodes()
+    followed = Episodes()
     for end in range(1, len(log) + 1):
-        found.look(log.first(end))
-    return found
+        followed.look(log.first(end))
+    return followed

@@ -16,8 +16,8 @@ import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch import callbacks
 from rloo_kit.watch import symptoms as symptoms_of
-from rloo_kit.watch.diagnose import judged_by
 from rloo_kit.watch.log import WINDOW, Entry, Log, rounds
+from rloo_kit.watch.run_folder import judged_by
 from tests.conftest import SMALL, WHOLE
 from tests.watch.logs import KNOWN, from_step, history, symptoms, terms, trl_config
 

@@ -13,13 +13,13 @@ import rloo_kit
 from rloo_kit.watch import callbacks, plots
 from rloo_kit.watch.log import Entry
 from tests.watch.conftest import Notebook
-from tests.watch.logs import step
+from tests.watch.logs import step, trl_config
 
 
 @pytest.fixture(autouse=True)
 def cheap_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing is tested in test_plots.py, and with a real run below."""
-    monkeypatch.setattr(plots, "draw", Drawn)
+    monkeypatch.setattr(plots, "draw", lambda history, known: Drawn(history))
     monkeypatch.setattr(plots, "save", lambda figure, path: path.write_text(str(len(figure))))
 
 
@@ -35,7 +35,7 @@ class Run:
 
     def __init__(self, callback: callbacks.LivePlot, folder: Path, main: bool = True) -> None:
         state = SimpleNamespace(log_history=[], is_world_process_zero=main)
-        self.callback, self.given = callback, (SimpleNamespace(output_dir=str(folder)), state, None)
+        self.callback, self.given = callback, (trl_config(output_dir=str(folder)), state, None)
         self.callback.on_train_begin(*self.given)
 
     def log(self, entry: Entry) -> None:
@@ -73,7 +73,7 @@ def test_only_the_main_process_of_a_notebook_draws(notebook: Any, tmp_path: Path
 
 
 def test_a_plot_that_fails_is_disabled(notebook: Notebook, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(plots, "draw", lambda history: 1 / 0)
+    monkeypatch.setattr(plots, "draw", lambda history, known: 1 / 0)
     run = Run(callbacks.LivePlot(seconds=0), tmp_path)
     with pytest.warns(UserWarning, match="Live plot disabled: ZeroDivisionError: division by zero"):
         run.log(step(1))

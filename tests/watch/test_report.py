@@ -1,44 +1,76 @@
-"""What a report says of every run: what was sampled for nothing, and how wide chance is."""
+"""What a report says of every run: what was sampled for nothing, how wide chance is, and what could have been seen."""
 
 from __future__ import annotations
 
+import random
+import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import rloo_kit
 from benchmarks.health_runs import file_of, read
-from rloo_kit.watch.diagnose import cost_of, course_of
+from rloo_kit.watch.diagnose import notes_on
 from rloo_kit.watch.log import Log, rounds
+from rloo_kit.watch.power import smallest_gain
 from rloo_kit.watch.symptoms import episodes
 from tests.watch.logs import KNOWN, from_step, history, trl_config
 
 
+def trainer_of(entries: list[dict[str, Any]], **has: Any) -> Any:
+    return SimpleNamespace(
+        state=SimpleNamespace(log_history=entries), args=trl_config(output_dir=None), **has
+    )
+
+
 def test_a_run_with_dead_groups_says_what_they_cost_though_nothing_is_found() -> None:
     entries = history(20, dead_groups=lambda step: (0.25, 0.5)[step % 2], step_time=6.0)
-    report = rloo_kit.diagnose(
-        SimpleNamespace(state=SimpleNamespace(log_history=entries), args=trl_config(output_dir=None))
-    )
-    assert report.healthy
-    assert report.cost is not None
-    assert (report.cost.share, report.cost.total_seconds) == (0.375, pytest.approx(120.0))
+    report = rloo_kit.diagnose(trainer_of(entries))
+    assert (report.healthy, report.dead_share) == (True, 0.375)
     assert "38% of the completions were in dead groups and gave no gradient of the reward" in str(report)
     assert "about 0:45 of 2:00" in str(report)
-    assert cost_of(Log(rounds(history(9, dead_groups=None)), KNOWN)) is None
+    assert not any(
+        "dead groups" in note for note in notes_on(Log(rounds(history(9, dead_groups=None)), KNOWN))
+    )
 
 
 def test_a_fall_at_the_end_is_said_to_be_chance_with_its_width_or_is_found() -> None:
     """The quickstart's own run ends with 0.89, 0.84, 0.88, 0.86, 0.68, 0.59, 0.56."""
     log = read(file_of("quickstart seed 0.healthy"))
-    course = course_of(log)
-    assert course is not None
-    assert course.fall is not None
     assert episodes(log).found == []
-    assert 1.0 <= -course.fall.sigmas < 4.8
-    assert 0.1 < course.one < 0.25, "so that 0.89 and 0.56 are two such errors of a difference apart, at most"
     text = str(rloo_kit.diagnose(list(log.entries)))
-    assert "chance alone moves a step's reward by +-" in text
-    assert "reward fell 0.828 (steps 21-25) -> 0.714 (steps 26-30)" in text
+    assert "chance alone moves a step's reward by +-0.188, the mean of 5 by +-0.077" in text
+    assert (
+        "reward fell 0.828 (steps 21-25) -> 0.714 (steps 26-30), 1.0 standard errors: within chance" in text
+    )
     fallen = Log(rounds(history(40, reward=from_step(30, 0.9, 0.1))), KNOWN)
-    assert "more than chance; a collapse is 4.8" in str(course_of(fallen))
+    assert any("more than chance; a collapse is 4.8" in note for note in notes_on(fallen))
     assert "reward collapse" in [one.symptom for one in episodes(fallen).found]
+
+
+def test_where_nothing_was_learned_it_says_how_small_a_gain_could_have_been_seen() -> None:
+    flat = list(read(file_of("nothing learned.ill")).entries)
+    for source, held_out, said in (
+        (trainer_of(flat), 200, "with 200 problems a gain below 0.11 cannot be told from chance"),
+        (trainer_of(flat, eval_dataset=[{}] * 50), None, "with 50 problems a gain below 0.23 cannot"),
+        (flat, None, "with 200 problems a gain below 0.12, and with 1,000 problems a gain below 0.05"),
+    ):
+        text = str(rloo_kit.diagnose(source, held_out=held_out))
+        assert f"held out, {said}" in text
+        assert re.search(r"no rise is seen: reward 0.3\d+ .* a change below 0\.\d+ cannot be told", text)
+    for shown in (flat[:9], list(read(file_of("nothing learned.mended")).entries)):
+        assert "no rise is seen" not in str(rloo_kit.diagnose(shown)), "too few steps, or a rise"
+
+
+@pytest.mark.parametrize(("problems", "accuracy"), [(200, 0.5), (1000, 0.3), (400, 0.8)])
+def test_the_smallest_gain_is_found_by_a_paired_test_in_four_of_five_cases(
+    problems: int, accuracy: float
+) -> None:
+    gain, draw = smallest_gain(problems, accuracy), random.Random(0)
+    found = 0
+    for _ in range(400):
+        changes = [(draw.random() < accuracy + gain) - (draw.random() < accuracy) for _ in range(problems)]
+        discordant = sum(map(abs, changes))
+        found += sum(changes) > 1.96 * discordant**0.5  # McNemar 1947
+    assert found / 400 == pytest.approx(0.8, abs=0.05)

@@ -8,10 +8,9 @@ import pytest
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
-from rloo_kit.watch import run_folder
-from rloo_kit.watch.log import Known
-from rloo_kit.watch.run_folder import MANIFEST, read_history
-from tests.watch.logs import LOG, history
+from rloo_kit.watch.log import Entry
+from rloo_kit.watch.run_folder import MANIFEST, Source, read_run
+from tests.watch.logs import LOG, history, trl_config
 
 
 def checkpoint(folder: Path, state: str | None) -> Path:
@@ -22,21 +21,26 @@ def checkpoint(folder: Path, state: str | None) -> Path:
     return folder
 
 
+def read(source: Source) -> tuple[list[Entry], Path | None]:
+    run = read_run(source, "plot")
+    return run.history, run.folder
+
+
 def test_a_trainer_a_state_file_and_a_folder_give_the_same_log(tmp_path: Path) -> None:
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": LOG}))
-    state, args = SimpleNamespace(log_history=LOG), SimpleNamespace(output_dir=tmp_path)
+    state, args = SimpleNamespace(log_history=LOG), trl_config(output_dir=tmp_path)
     for source in (SimpleNamespace(state=state, args=args), tmp_path, tmp_path / "trainer_state.json"):
-        assert read_history(source, "plot") == (LOG, tmp_path)
+        assert read(source) == (LOG, tmp_path)
 
 
 def test_of_a_stock_run_the_newest_readable_checkpoint_is_read(tmp_path: Path) -> None:
     for number in (5, 10):  # "10" sorts before "5" as text
         state = {"global_step": number, "log_history": LOG[:number]}
         checkpoint(tmp_path / f"checkpoint-{number}", json.dumps(state))
-    assert read_history(str(tmp_path), "plot") == (LOG[:10], tmp_path)
-    assert read_history(tmp_path / "checkpoint-5", "plot") == (LOG[:5], tmp_path / "checkpoint-5")
+    assert read(str(tmp_path)) == (LOG[:10], tmp_path)
+    assert read(tmp_path / "checkpoint-5") == (LOG[:5], tmp_path / "checkpoint-5")
     (tmp_path / "checkpoint-10" / "trainer_state.json").write_text('{"global_step": 10, "log_his')  # cut off
-    assert read_history(tmp_path, "plot") == (LOG[:5], tmp_path)
+    assert read(tmp_path) == (LOG[:5], tmp_path)
 
 
 WRONG = {
@@ -52,7 +56,7 @@ WRONG = {
 def test_a_folder_without_a_run_is_named(tmp_path: Path, content: str | None) -> None:
     folder = checkpoint(tmp_path / "run", content)
     with pytest.raises(ConfigError, match=rf"(?s){WRONG[content]}.*run"):
-        read_history(folder, "plot")
+        read(folder)
 
 
 def test_a_log_that_has_been_through_a_table_is_read() -> None:
@@ -81,5 +85,5 @@ def test_batch_k_and_weights_are_read_from_a_checkpoint_and_what_is_not_known_is
         report = rloo_kit.diagnose(source)
         assert [one.symptom for one in report.findings] == ["truncation"], source
         assert "assumed" not in str(report)
-    known = Known.of(run_folder.settings_of(tmp_path))
+    known = read_run(tmp_path, "plot").log.known
     assert (known.completions, known.groups, known.batches, known.weights) == (256, 32, 1, (0.8, 0.2))
