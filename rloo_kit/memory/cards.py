@@ -22,7 +22,6 @@ SHOWN = {
     "RTX 4060 Ti 16GB, 4080": "rtx 4080",
     "RTX 3090, 4090": "rtx 4090",
 }
-ROWS = 8  # completions at once, of that table
 
 FIT_COMPLETION_TOKENS = 1024
 """What completions have room for by default: shorter ones cut off a thinking model's thought."""
@@ -77,22 +76,21 @@ def longest_completion(planned: Plan) -> int:
 def table() -> str:
     """A Markdown table of GPUs against models: the peak, and the longest completion that fits."""
     models = [name for name in CATALOGUE if re.fullmatch(r"qwen3-[\d.]+b", name)]
-    lines = [f'| card | usable | `load_policy()` takes | `load_policy("largest")` | {" | ".join(models)} |']
-    lines.append("|---|---:|---|---|" + "---|" * len(models))
-    batch = {"micro_rows": 2, "accumulation": ROWS // 2, "batch_rows": ROWS, "generation_rows": ROWS}
+    head = ["card", "usable", "`load_policy()` takes", '`load_policy("largest")`', *models]
+    rows, batch = (
+        [head, ["---"] * len(head)],
+        {"micro_rows": 2, "accumulation": 4, "batch_rows": 8, "generation_rows": 8},
+    )
     for label, card in SHOWN.items():
-        best, cells = fit(card), []
+        best = fit(card)
+        usable, chosen = f"{best.device.usable_bytes / GIB:.1f} GiB", first_run(card)[0]
+        rows.append([label, usable, chosen, best.model.checkpoint.name])
         for name in models:
             found = plan(name, card=card).with_settings(completion_tokens=FIT_COMPLETION_TOKENS, **batch)
-            longest = longest_completion(found)
-            cells.append(
-                f"{found.peak_bytes / GIB:.1f} GiB, {longest:,} tokens" if longest else "does not fit"
-            )
-        usable, chosen = f"{best.device.usable_bytes / GIB:.1f} GiB", first_run(card)[0]
-        lines.append(f"| {' | '.join([label, usable, chosen, best.model.checkpoint.name, *cells])} |")
-    s = best.settings
+            longest, peak = longest_completion(found), f"{found.peak_bytes / GIB:.1f} GiB"
+            rows[-1].append(f"{peak}, {longest:,} tokens" if longest else "does not fit")
     rule = (
-        f"Rule: 4 bit, LoRA rank {s.lora_rank}, {ROWS} completions at once, 2 per pass, prompts of {s.prompt_tokens} "
-        f"tokens; the peak is that of completions of {s.completion_tokens} tokens."
+        f"Rule: 4 bit, LoRA rank {Settings.lora_rank}, 8 completions at once, 2 per pass, prompts of "
+        f"{Settings.prompt_tokens} tokens; the peak is that of completions of {FIT_COMPLETION_TOKENS} tokens."
     )
-    return "\n".join([*lines, "", rule])
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", rule])

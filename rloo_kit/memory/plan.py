@@ -13,6 +13,7 @@ from rloo_kit.memory.formulas import ESTIMATED, LAYER, PARTS, Parts, Step
 from rloo_kit.memory.hardware import Device, device_of, engine_of, speed_of, where_computed
 from rloo_kit.memory.plan_inputs import FIELDS, Model, Settings, model_of, settings_of
 from rloo_kit.models import CATALOGUE, FOR_CPU, PROJECTIONS
+from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import GIB, scale_of, text_table
 
 if TYPE_CHECKING:
@@ -365,7 +366,12 @@ def plan(
     """
     device = device_of(card)
     loaded, checkpoint, own = plan_inputs.taken_apart(policy)
-    found = plan_inputs.device_settings(device) | {
+    # On a CPU, importing unsloth settles the type it computes in.
+    in_float32 = not device.on_gpu and not import_unsloth().is_bfloat16_supported()
+    found = {
+        "on_gpu": device.on_gpu,
+        "small_card": device.usable_bytes <= 24.5 * GIB,
+        "dtype_bytes": 4 if in_float32 else 2,
         "four_bit": (checkpoint.four_bit if load_in_4bit is None else load_in_4bit) and not full_finetuning,
         "lora_rank": 0 if full_finetuning else lora_rank,
         "checkpointing": gradient_checkpointing,

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rloo_kit import models
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
-from rloo_kit.memory.hardware import Device, Engine
+from rloo_kit.memory.hardware import Engine
 from rloo_kit.memory.passes import DEFAULTS, PLAIN, Passes
 from rloo_kit.models import HEAD_NORMS, PROJECTIONS, Checkpoint
-from rloo_kit.session.import_order import import_unsloth
-from rloo_kit.session.output import GIB
 
 if TYPE_CHECKING:
     import torch
@@ -178,13 +176,6 @@ def settings_of(
         processors=tuple(name for name in PROCESSORS if asked[name] != IDLE[name]),
         optimizer=str(getattr(optimizer, "value", optimizer)),
     )
-
-
-def device_settings(device: Device) -> dict[str, Any]:
-    """The settings of a device.  On a CPU, importing unsloth settles the type it computes in."""
-    in_float32 = not device.on_gpu and not import_unsloth().is_bfloat16_supported()
-    small = device.usable_bytes <= 24.5 * GIB
-    return {"on_gpu": device.on_gpu, "small_card": small, "dtype_bytes": 4 if in_float32 else 2}
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:

@@ -103,13 +103,6 @@ def test_a_configuration_in_the_policys_place_is_named() -> None:
         rloo_kit.plan(rloo_kit.RLOOConfig(), "tiny")
 
 
-def test_layers_kept_in_16_bit_are_estimated_before_a_policy_is_loaded() -> None:
-    card = CATALOGUE["qwen3-0.6b"]
-    model = plan_inputs.model_of(card, 16, four_bit=True)
-    assert model.linear_bytes == card.linear_bytes()
-    assert model.kept_bytes == int(plan_inputs.KEPT_SHARE * (model.linear_bytes + model.rest_bytes))
-
-
 @pytest.mark.parametrize(
     ("given", "single"),
     [
