@@ -12,7 +12,7 @@ from tests.gpu_path.conftest import Rehearsed
 
 pytestmark = pytest.mark.long  # make gpu-path; make test runs the command for test_bfloat16.py
 CHECKS = ("memory/qwen3-4b", "hygiene", "memory/qwen3-8b", "speed", "correct/save and resume", "correct/fp16")
-CHECKS += ("correct/learns",)
+CHECKS += ("correct/learns", "4-bit")
 
 
 @pytest.fixture(scope="module")
