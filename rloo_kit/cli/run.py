@@ -48,7 +48,7 @@ class Run:
             "eval_rows": held_out,
         }
         if asked is not None:
-            counted["evaluate"] = {"n": held_out, **asked}
+            counted["evaluate"] = {**asked, "n": min(asked.get("n") or held_out, held_out)}
         return rloo_kit.plan(self.policy, self.args, **counted)
 
     def first_prompt(self) -> str:

@@ -40,9 +40,8 @@ class Speed:
         # A matrix in 16 bit: as it is, or made of its 4 bits, written and read.
         in_16_bit = 2 * 2 * shape.linear_parameters
         self.weights = model.linear_bytes + in_16_bit if settings.four_bit else 2 * self.dense
-        self.pairs = (
-            4 * shape.heads * shape.head_dim * shape.layers
-        )  # operations of a token with one before it
+        # Operations of a token with one before it.
+        self.pairs = 4 * shape.heads * shape.head_dim * shape.layers
 
     def step(self) -> Range:
         """Seconds of a training step."""

@@ -210,12 +210,13 @@ class Plan:
         if not self.seconds:
             unknown = "vLLM samples" if self.settings.engine else "this GPU's bandwidth is not known"
             return [f"time: not estimated, {unknown}"]
-        width = max(map(len, self.seconds))
-        uncounted = "; evaluations while it trains are not counted (eval_rows)"
+        s, width = self.settings, max(map(len, self.seconds))
+        is_unknown = (s.eval_times and not s.eval_rows) or (s.evaluate and not dict(s.evaluate)["n"])
+        uncounted = "; evaluations of unknown size are not counted (evaluate's n, eval_rows)"
         return [
             f"time, never measured on a consumer card: from full bandwidth and peak to {duration.BANDWIDTH_SHARE:.0%} "
             f"and {duration.PEAK_SHARE:.0%} of them, or launches of {1e6 * duration.LAUNCH_SECONDS:.0f} µs a kernel"
-            f"{uncounted if self.settings.eval_times and not self.settings.eval_rows else ''}",
+            f"{uncounted if is_unknown else ''}",
             *(f"  {part:<{width}}  {duration.spelled(found)}" for part, found in self.seconds.items()),
         ]
 
@@ -393,5 +394,6 @@ def plan(
         found["checkpointing"] = found["checkpointing"] or True
     settings = settings_of(config, prompt_tokens, getattr(loaded, "max_seq_length", None))
     each = getattr(config, "num_generations_eval", None) or settings.num_generations
-    found |= {"evaluate": tuple((evaluate or {}).items()), "eval_rows": eval_rows * each}
+    asked = () if evaluate is None else tuple({"n": None, **evaluate}.items())
+    found |= {"evaluate": asked, "eval_rows": eval_rows * each}
     return Plan.of(model, replace(settings, **found), device)
