@@ -152,11 +152,6 @@ def guessed(text: str, kind: str) -> list[str]:
 
     Stated is what stands after a label in English, else in the last sentence.  In doubt are a denial, an alternative, a
     condition, labels that differ, and a retraction.
-
-    >>> guessed("6 * 7 is 42. The answer is 42.", "number"), guessed("So there are 42 of them.", "number")
-    (['42.'], ['So there are 42 of them.'])
-    >>> guessed("The answer is not 42.", "number"), guessed("41 or 42", "number")
-    ([], [])
     """
     found = []
     for label in _LABEL.finditer(text):
@@ -342,16 +337,14 @@ class _AnswerReward:
         return [self._one(i, *row, equal_pairs) if row[1] else None for i, row in enumerate(rows)]
 
     def _accepted(self, gold: Any) -> list[Any]:
-        """The gold answers of this kind as they are compared; empty where there is none."""
         given = [gold] if callable(self.kind) else accepted(gold)
         known = [one for one in given if one is not None and one == one and str(one).strip()]
         if callable(self.kind):
             return known
         texts = [gold_text(str(one)) for one in known]
-        fits: Any = {"number": _numeric, "choice": re.compile(r"\W*[A-Ja-j]\W*").fullmatch}.get(
-            self.kind, str
-        )
-        return [text for text in texts if fits(text)]
+        choice = re.compile(r"\W*[A-Ja-j]\W*").fullmatch
+        fits: Any = {"number": _numeric, "choice": choice}.get(self.kind, str)
+        return [text for text in texts if fits(text)]  # of another kind it has none
 
     def _one(
         self, sample: int, texts: Sequence[str], golds: list[Any], equal_pairs: Mapping[Pair, bool]

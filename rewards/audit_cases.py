@@ -89,10 +89,6 @@ def gold_forms(gold: str, others: Sequence[str] = ()) -> dict[str, str]:
     """The ways to write a gold answer, right and wrong, under the names that templates use; only those that it has.
 
     The task's ``others`` serve as plausible wrong answers.
-
-    >>> forms = gold_forms("1250")
-    >>> forms["commas"], forms["fraction"], forms["exponent"], "words" in forms
-    ('1,250', '\\\\frac{2500}{2}', '1.25e3', False)
     """
     if re.fullmatch(r"-?\d+(\.\d+)?", gold):
         return {name: text for name, text in _number_forms(gold).items() if text is not None}
@@ -188,12 +184,7 @@ _NAME = re.compile("{(" + "|".join((*MARKERS, "prompt", "marked", "unmarked", *_
 
 
 def fill(case: Case, forms: Mapping[str, str], prompt: str, *, prompt_opens: bool) -> list[str] | None:
-    """The case for one gold answer, as pieces of text and ``{marker}`` pieces; None where it does not apply.
-
-    >>> case = Case("f", "n", "{open}{close}\\\\boxed{{gold}}{end}", PAYS, NOTHING, "why")
-    >>> fill(case, {"gold": "42"}, "2 * 21?", prompt_opens=False)
-    ['{open}', '{close}', '\\\\boxed{42}', '{end}']
-    """
+    """The case for one gold answer, as pieces of text and ``{marker}`` pieces; None where it does not apply."""
     values = {**forms, "prompt": prompt, ("unmarked" if prompt_opens else "marked"): ""}
     values |= {name: "{" + name + "}" for name in MARKERS}
     text = case.completion

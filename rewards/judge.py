@@ -234,13 +234,12 @@ def rubric_reward(
     [0.2, 0.5]
     """
     lines = [Criterion(*i) for i in criteria.items()] if isinstance(criteria, Mapping) else list(criteria)
-    todo = "pass {'clear': 'The answer is clear.'} or Criterion('clear', 'The answer is clear.', 2.0)"
-    if strange := [line for line in lines if not isinstance(line, Criterion)]:
-        what = f"A criterion needs a name and a description, and this one is a {type(strange[0]).__name__}"
-        raise invalid(what, f"rubric_reward([{shown(strange[0])}])", todo)
-    names = [line.name for line in lines]
-    if not lines or len(set(names)) != len(names) or not all(0 < line.weight < math.inf for line in lines):
-        where = f"rubric_reward({names}, weights {[line.weight for line in lines]})"
-        raise invalid("A rubric needs criteria of different names and positive weights", where, todo)
+    weighed = lines and all(isinstance(line, Criterion) and 0 < line.weight < math.inf for line in lines)
+    if not weighed or len({line.name for line in lines}) != len(lines):
+        todo = (
+            "pass {'clear': 'The answer is clear.'} or [Criterion('clear', 'The answer is clear.', 2.0), ...]"
+        )
+        what = "A rubric needs criteria of different names and positive weights"
+        raise invalid(what, f"rubric_reward({shown(criteria)})", todo)
     check_choice(aim, get_args(Aim), "aim", "rubric_reward")
     return (_AsyncRubric if is_async(judge) else _Rubric)(tuple(lines), judge, aim, tokens, name)

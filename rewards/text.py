@@ -22,9 +22,6 @@ def completion_text(completion: Any, *, thought: bool = False) -> str:
 
     With ``thought`` one that a chat parser has moved to ``reasoning_content`` is put back in front; TypeError for what
     is neither a str nor messages ``{"role", "content"}``.
-
-    >>> completion_text([{"role": "assistant", "content": "42"}]), completion_text("42")
-    ('42', '42')
     """
     if isinstance(completion, str):
         return completion
@@ -36,10 +33,7 @@ def completion_text(completion: Any, *, thought: bool = False) -> str:
 
 def prompt_text(prompt: Any, *, system: bool = False) -> str:
     """All that a prompt says: one message as it is, several each after its role; the system's only with ``system``,
-    or where there are no others.
-
-    >>> prompt_text([{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}])
-    'user: 1 + 1?\\n\\nassistant: 2'
+    or where there are no others: "user: 1 + 1?", an empty line, "assistant: 2".
     """
     if isinstance(prompt, str):
         return prompt

@@ -102,11 +102,9 @@ def test_a_mark_outside_0_to_1_is_refused_by_criterion_and_sample(mark):
 WEIGHTS = [Criterion("a", "x", 0.0)], [Criterion("a", "x", -1.0)]
 
 
-@pytest.mark.parametrize("criteria", [{}, [Criterion("a", "x"), Criterion("a", "y")], *WEIGHTS])
+@pytest.mark.parametrize("criteria", [{}, ["brief"], [Criterion("a", "x"), Criterion("a", "y")], *WEIGHTS])
 def test_a_bad_rubric_is_refused(criteria):
-    with pytest.raises(ValueError, match=r"this one is a str(.|\n)*'is brief'(.|\n)*Criterion"):
-        rubric_reward(["is brief", *criteria], judge)
-    with pytest.raises(ValueError, match="different names and positive weights"):
+    with pytest.raises(ValueError, match=r"different names and positive weights\.\n.*rubric_reward\([\[{]"):
         rubric_reward(criteria, judge)
     with pytest.raises(ValueError, match=r"(?s)no aim 'style'.*rubric_reward\(aim="):
         rubric_reward(CRITERIA, judge, aim="style")
