@@ -226,6 +226,13 @@ def test_thoughts_end_at_the_budget(budgeted: rloo_kit.Policy, greedy: bool) -> 
     assert all(CLOSE in row for row in rows if OPEN in row)
 
 
+def test_a_thought_that_goes_on_keeps_its_budget(budgeted: rloo_kit.Policy) -> None:
+    (cut,) = budgeted.generate([QUESTION], greedy=True, max_new_tokens=3)
+    (whole,) = budgeted.generate([QUESTION], greedy=True, max_new_tokens=13, begun=[cut.ids])
+    assert whole == budgeted.generate([QUESTION], greedy=True, max_new_tokens=16)[0]
+    assert whole.ids.index(CLOSE) == LIMIT + 1
+
+
 @pytest.mark.training
 @pytest.mark.parametrize("how", [{}, {"fast_sampling": False}, {"beta": 0.05}, {"generation_rows": 3}])
 def test_the_update_ignores_what_was_forced(
