@@ -82,6 +82,8 @@ def _task(name: str, arguments: object) -> None:
 
 
 def _setting(name: str, value: object) -> None:
+    if name == "suggested" and isinstance(value, bool):
+        return
     if isinstance(value, dict) and (code := {"custom_generate", "trust_remote_code"} & value.keys()):
         raise ConfigError(f"{code.pop()} would run code of the hub's", todo=f"remove it from {name}")
     if known := check_config.written_down():  # beside another TRL they are checked when the settings are made
@@ -100,7 +102,7 @@ class Config(BaseModel, extra="forbid", strict=True):
         policy: ``load_policy``'s arguments.
         task: a name of :mod:`rloo_kit.tasks` with that function's arguments, without the policy.
         rewards: entries as of :mod:`.reward_entries`.
-        trainer: ``RLOOConfig``'s arguments.
+        trainer: ``RLOOConfig``'s arguments; with ``suggested: true`` the others are ``RLOOConfig.suggested``'s.
         evaluate: ``evaluate``'s, as far as they are not those of training; None where nothing is measured.
         save: the adapter's folder.
     """
@@ -131,7 +133,18 @@ class Config(BaseModel, extra="forbid", strict=True):
         with self.at("policy"):
             load.settled(self.policy)
         with self.at("trainer"):
-            return RLOOConfig(**self.trainer)
+            return RLOOConfig(**self._given)
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name, value in self.trainer.items() if name != "suggested"}
+
+    def args_for(self, policy: Any, task: Any, card: Any = None) -> RLOOConfig:
+        """:attr:`args`; with ``suggested: true`` what is not given is chosen for a policy, a task and a card."""
+        if not self.trainer.get("suggested"):
+            return self.args
+        with self.at("trainer", "suggested"):
+            return type(self.args).suggested(policy, task, card=card, **self._given)
 
     @contextmanager
     def at(self, *key: str | int) -> Iterator[None]:

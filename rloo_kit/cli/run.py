@@ -108,7 +108,7 @@ def assembled(config: Config) -> Run:
         with config.at("rewards", index):
             found.append(reward_entries.made(entry, known))
             rewards.check_signature(found[-1], data_checks.reward_columns(task.train))
-    return Run(config, args, policy, task, found)
+    return Run(config, config.args_for(policy, task), policy, task, found)
 
 
 def check_place(config: Config) -> None:
@@ -138,4 +138,4 @@ def planned(config: Config, card: str | None = None, prompt_tokens: int | None =
     shape |= {name: asked.further[name] for name in vllm if name in asked.further}
     name = asked.name or (first_run(device)[0] if device.on_gpu else "tiny")
     shape |= {"prompt_tokens": prompt_tokens, "evaluate": config.evaluate}
-    return rloo_kit.plan(name, config.args, device, **shape)
+    return rloo_kit.plan(name, config.args_for(name, None, device), device, **shape)

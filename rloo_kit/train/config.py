@@ -32,6 +32,10 @@ import trl  # noqa: E402
 import unsloth  # noqa: E402
 
 if TYPE_CHECKING:  # with every argument written out
+    from datasets import Dataset
+
+    from rloo_kit.memory.plan_inputs import Plannable
+    from rloo_kit.tasks import Task
     from rloo_kit.train.signature import Signature as Base
 else:
     Base = trl.RLOOConfig
@@ -140,6 +144,8 @@ class RLOOConfig(Base):
     eval_accumulation_steps: int | None = None
     generation_kwargs: dict[str, Any] | str | None = None
 
+    reasons = tuple[Any, ...]()  # of suggested: (setting, value, why)
+
     def _settle(self, output_dir: str | None = None, **kwargs: Any) -> None:
         kwargs |= {} if output_dir is None else {"output_dir": output_dir}
         given = renamed_args.todays(kwargs, known_names(type(self)), "RLOOConfig")
@@ -188,6 +194,35 @@ class RLOOConfig(Base):
             ArgumentError: a setting that only GRPO's trainer has.
         """
         return cls(**renamed_args.of_grpo(config, changes, known_names(cls)))
+
+    @classmethod
+    def suggested(
+        cls,
+        policy: Plannable,
+        task: Task | Dataset | None,
+        output_dir: str = "out/rloo",
+        card: str | float | None = None,
+        **given: Any,
+    ) -> Self:
+        """Settings for a policy and a task, or a dataset, by the memory plan, lengths and what was measured.
+
+        What is ``given`` stays as it is; None leaves the choice.  Settings, values and reasons are printed, and kept
+        as ``reasons``.  ``card`` plans for a GPU that is not here; the policy may then be a name.
+
+        Raises:
+            ConfigError: no batch of the policy fits.
+        """
+        from rloo_kit.train.suggested import suggest
+
+        given = {"output_dir": output_dir} | {
+            name: value for name, value in given.items() if value is not None
+        }
+        known = renamed_args.todays(given, known_names(cls), "RLOOConfig")
+        rows = suggest(policy, task, card, known)
+        made = cls(**{row.setting: row.value for row in rows})
+        made.reasons = tuple(rows)
+        output.say("\n".join(map(str, rows)))
+        return made
 
     def __str__(self) -> str:
         """As transformers has it, one setting a line: no token, and no value from .env."""

@@ -1,0 +1,149 @@
+"""``RLOOConfig.suggested``: settings by the memory plan, lengths and what was measured, each with its reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from rloo_kit import data_checks
+from rloo_kit.errors import ConfigError
+from rloo_kit.memory.cards import FIT_COMPLETION_TOKENS
+from rloo_kit.memory.passes import DEFAULTS
+from rloo_kit.memory.plan import Plan, first, plan
+from rloo_kit.policy.policy import Policy
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from rloo_kit.memory.hardware import Device
+    from rloo_kit.memory.plan_inputs import Plannable
+    from rloo_kit.tasks import Task
+
+    Card: TypeAlias = str | float | Device | None
+
+Settings = Mapping[str, Any]
+
+# Of an update; and K, as large as fits: 4 x 8 is the batch of every measured run.
+PROMPTS, GROUPS = 4, (8, 4, 2)
+THINKING_TOKENS, LEAST_TOKENS = 4096, 64  # for a thought without a budget; the shortest that is tried to fit
+GUESS = "a guess, not measured"
+
+
+class Reason(NamedTuple):
+    """A row of ``RLOOConfig.reasons``."""
+
+    setting: str
+    value: Any
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.setting:<28} {self.value!s:<20} {self.why}"
+
+
+class Evidence(NamedTuple):
+    """What a kind of policy was trained with, and where the results are."""
+
+    settings: Settings
+    completion_tokens: int
+    source: str
+
+
+CONSTANT = {"lr_scheduler_type": "constant", "warmup_steps": 0}
+WARMED = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 0.05}
+ONCE = {"num_iterations": 1, "importance_sampling_level": None}
+TWICE = {"num_iterations": 2, "importance_sampling_level": "token"}
+TINY = {"learning_rate": 1e-3, "max_steps": 30, **CONSTANT, **TWICE}
+SMALL = {"learning_rate": 1e-4, "max_steps": 40, **CONSTANT, **TWICE}
+RESULTS = "measured: benchmarks/results/time_to_accuracy"
+MEASURED = {
+    "tiny": Evidence(TINY, completion_tokens=32, source=f"{RESULTS}.md"),
+    "small": Evidence(SMALL, completion_tokens=40, source=f"{RESULTS}_words_low_rate.md"),
+}
+"""Of the bundled policy, and of one below 1 B parameters in 16 or 32 bit on a CPU, SmolLM2-135M."""
+
+
+def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: Settings) -> list[Reason]:
+    """Settings with a reason for each; without a loaded policy and a task no length is measured.
+
+    Raises:
+        ConfigError: no batch of the policy fits the card.
+    """
+    prompt, answer = _lengths(policy, task, given)
+    asked: Any = SimpleNamespace(**{"single_pass": DEFAULTS.single_pass, "beta": 0.0, **given})
+    base = plan(policy, asked, card, prompt_tokens=prompt)
+    evidence, checkpoint = _evidence(base), base.model.checkpoint
+    chosen = {**evidence.settings, **given}
+    base = base.with_settings(iterations=chosen["num_iterations"])
+    tokens, because = _completion(evidence, policy, answer, base)
+    tokens = given.get("max_completion_length", tokens)
+    tried = list(_smaller(base, given, tokens))
+    if (found := first(tried, "fits") or first(tried, "tight")) is None:
+        what, todo = f"no batch fits: {base.takes}", "load a smaller policy: rloo_kit.fit(card) names one"
+        raise ConfigError(what, where=f"RLOOConfig.suggested({checkpoint.name})", todo=todo)
+    sizes, fits = found.settings, f"the largest that fits {found.device.name}: {found.takes}"
+    because = because if sizes.completion_tokens == tokens else f"{tokens} would not fit"
+    k_because = "as measured" if sizes.num_generations == GROUPS[0] else fits
+    by_group, save = sizes.batch_rows == sizes.num_generations, max(1, chosen["max_steps"] // 4)
+    sampled = "a prompt's K at a time, the fastest by the plan's seconds" if by_group else "all at once"
+    rows = {
+        "num_generations": (sizes.num_generations, k_because),
+        "per_device_train_batch_size": (sizes.micro_rows, fits),
+        "gradient_accumulation_steps": (sizes.accumulation, f"{PROMPTS} prompts an update, as measured"),
+        "steps_per_generation": (sizes.batch_rows // sizes.micro_rows, f"completions are sampled {sampled}"),
+        "max_completion_length": (sizes.completion_tokens, because),
+        **{name: (value, evidence.source) for name, value in evidence.settings.items()},
+        "loss_aggregation": ("seq-mean-token-sum", "RLOO's, and that of the measured runs"),
+        "beta": (0.0, "a function checks the answer; 0 in every measured run"),
+        "temperature": (checkpoint.temperature, "the checkpoint's"),
+        "save_steps": (save, "four checkpoints a run"),
+        "eval_steps": (save, "as often, with eval_strategy='steps' and an eval_dataset"),
+    } | {name: (value, "given") for name, value in given.items()}
+    return [Reason(name, *row) for name, row in rows.items()]
+
+
+def _lengths(policy: Any, task: object, given: Settings) -> tuple[int | None, int]:
+    """Tokens of the longest prompt, None where they cannot be counted, and of the longest answer."""
+    if task is None or not isinstance(policy, Policy):
+        return None, 0
+    rows: Any = getattr(task, "train", task)
+    _, prompts = data_checks.longest_prompts(rows)
+    tokens = policy.tokenize(prompts, **given.get("chat_template_kwargs") or {})
+    longest = max(map(str, rows["answer"]), key=len) if "answer" in rows.column_names else ""
+    return max(map(len, tokens)), len(policy.tokenizer(longest)["input_ids"])
+
+
+def _evidence(planned: Plan) -> Evidence:
+    size, name, s = planned.model.checkpoint.parameters, planned.model.checkpoint.name, planned.settings
+    small = size < 1e9 and not (s.on_gpu or s.four_bit or s.full_finetuning)
+    rate = 1e-6 if s.full_finetuning else 5e-5 if size < 3e9 else 1e-5
+    guessed = Evidence({"learning_rate": rate, "max_steps": 100, **WARMED, **ONCE}, 0, GUESS)
+    return MEASURED.get("small" if small and name != "tiny" else name, guessed)
+
+
+def _completion(evidence: Evidence, policy: Any, answer: int, base: Plan) -> tuple[int, str]:
+    thinking = getattr(policy, "thinking", base.model.checkpoint.thinks == "always")
+    work, why = (THINKING_TOKENS if thinking else FIT_COMPLETION_TOKENS), GUESS
+    if evidence.completion_tokens:
+        work, why = evidence.completion_tokens, evidence.source
+    elif thinking and thinking is not True:
+        work, why = thinking + FIT_COMPLETION_TOKENS, "the thinking budget, and an answer in words"
+    model, positions = getattr(policy, "model", None), base.model.checkpoint.positions
+    room = (getattr(model, "max_seq_length", None) or positions) - base.settings.prompt_tokens
+    return min(work + answer, room), f"{answer} for the longest answer, {work} for the way to it: {why}"
+
+
+def _smaller(base: Plan, given: Settings, tokens: int) -> Iterator[Plan]:
+    """Plans, the largest first: smaller micro-batches, then a smaller K, then shorter completions."""
+    micro, steps = given.get("per_device_train_batch_size"), given.get("gradient_accumulation_steps")
+    halves = () if "max_completion_length" in given else (tokens >> n for n in range(1, tokens.bit_length()))
+    by_group = base.settings.on_gpu and base.settings.iterations == 1 and not (micro or steps)
+    for length in (tokens, *(half for half in halves if half >= LEAST_TOKENS)):
+        for k in (given["num_generations"],) if "num_generations" in given else GROUPS:
+            rows = micro * steps if micro and steps else math.lcm(PROMPTS * k, micro or steps or 1)
+            at_once = k if by_group else rows
+            for size in (size for size in range(at_once, 0, -1) if at_once % size == 0):
+                batch = {"micro_rows": size, "accumulation": rows // size, "batch_rows": at_once}
+                if size == (micro or size) and rows // size == (steps or rows // size):
+                    yield base.with_settings(num_generations=k, completion_tokens=length, **batch)

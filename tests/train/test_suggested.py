@@ -1,0 +1,87 @@
+"""RLOOConfig.suggested: what fits, what was measured, what is given, and a reason for each."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rloo_kit
+from rloo_kit.errors import ConfigError
+from rloo_kit.train.suggested import GUESS, MEASURED
+from tests.conftest import ROOT
+
+CARDS = ("rtx 4060", "rtx 3060 12gb", "rtx 4060 ti 16gb", "rtx 4090")
+FIT = {"qwen3-0.6b": 4, "qwen3-1.7b": 4, "qwen3-4b": 4, "qwen3-4b-thinking": 4, "qwen3-8b": 3, "qwen3-14b": 2}
+"""Policy -> on how many of the largest cards it fits."""
+
+
+def reasons(config: Any) -> dict[str, str]:
+    return {setting: why for setting, _, why in config.reasons}
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("policy", FIT)
+def test_what_is_suggested_fits_the_card(policy: str, card: str) -> None:
+    if card in CARDS[: len(CARDS) - FIT[policy]]:
+        with pytest.raises(ConfigError, match=r"no batch fits[\s\S]*load a smaller policy"):
+            rloo_kit.RLOOConfig.suggested(policy, None, card=card)
+        return
+    config = rloo_kit.RLOOConfig.suggested(policy, None, card=card)
+    assert rloo_kit.plan(policy, config, card).fits == "fits"
+    assert config.num_generations == 8
+    assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 32
+    assert reasons(config)["learning_rate"] == GUESS
+
+
+def test_the_tiny_policys_settings_are_those_that_were_measured_for_its_task(
+    policy: Any, task: Any, capsys: Any
+) -> None:
+    config = rloo_kit.RLOOConfig.suggested(policy, task, output_dir="out/mine")
+    assert (config.learning_rate, config.num_iterations, config.beta) == (1e-3, 2, 0.0)
+    assert config.output_dir == "out/mine"
+    longest = max(map(len, policy.tokenizer(list(task.train["answer"]))["input_ids"]))
+    assert config.max_completion_length == 32 + longest
+    assert all(getattr(config, name) == value for name, value, _ in config.reasons)
+    said = capsys.readouterr().out
+    assert all(name in said and why in said for name, _, why in config.reasons)
+    config.max_steps = 1
+    trainer = rloo_kit.RLOOTrainer(policy, task.correct, config, task.train)
+    assert trainer.memory_plan.fits == "fits"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"num_generations": 2, "per_device_train_batch_size": 2},
+        {"gradient_accumulation_steps": 8, "learning_rate": 1e-2, "seed": 3},
+        {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 4, "num_generations": 6},
+        {"max_completion_length": 9, "max_steps": 2, "beta": 0.1, "num_iterations": 1},
+    ],
+)
+def test_what_is_given_stays_and_is_called_given(given: dict[str, Any], policy: Any, task: Any) -> None:
+    config = rloo_kit.RLOOConfig.suggested(policy, task, **given)
+    assert {name: getattr(config, name) for name in given} == given
+    assert {name for name, why in reasons(config).items() if why == "given"} == {*given, "output_dir"}
+    with pytest.warns(FutureWarning, match="kl_coef is now beta"):
+        assert rloo_kit.RLOOConfig.suggested(policy, task, kl_coef=0.2).beta == 0.2
+
+
+@pytest.mark.parametrize(
+    ("policy", "card", "tokens"),
+    [
+        ("qwen3-4b", "rtx 4090", 1024),
+        ("qwen3-4b-thinking", "rtx 4090", 4096),
+        ("qwen3-4b-thinking", "5.5GB", 2048),
+    ],
+)
+def test_a_thought_has_its_room_and_a_length_that_does_not_fit_is_halved(
+    policy: str, card: str, tokens: int
+) -> None:
+    config = rloo_kit.RLOOConfig.suggested(policy, None, card=card)
+    assert config.max_completion_length == tokens
+    assert reasons(config)["max_completion_length"].endswith("would not fit") == (card == "5.5GB")
+
+
+def test_the_files_that_measured_are_there() -> None:
+    for evidence in MEASURED.values():
+        assert Path(ROOT, evidence.source.partition(": ")[2]).is_file()
