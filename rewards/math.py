@@ -64,6 +64,9 @@ def pair(value: str, gold: str) -> Pair | None:
     bases = set(_BASE.findall(value))
     if bases and bases != set(_BASE.findall(gold)):
         return None
+    listed = "," in gold and not _ends(gold) and not _INEQUALITY.search(gold)
+    if listed and _INEQUALITY.search(value):  # -4 < x < 4 for -4, 4
+        return None
     ends = {_ends(value), _ends(gold)}
     no_ends = "" in ends and ("," not in value or _INEQUALITY.search(gold))
     same_ends = len(ends) == 1 or ends == {"set", ""} or no_ends
