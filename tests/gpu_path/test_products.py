@@ -55,6 +55,12 @@ for name, variable, in_order in (("neither", "0", False), ("both", "1", True)):
     kernels._BNB_GEMM_4BIT, kernels._BNB_GEMM_4BIT_DTYPES = None, (torch.float16,)
     made = policy.generate(prompts, greedy=True, max_new_tokens=4)
     found[name] = [[list(c.ids) for c in made], bool(calls), all(products)]
+policy.tokenizer.chat_template = "{#- thinking_budget=2 -#}" + policy.tokenizer.chat_template
+from unsloth.models import _decode_graphs
+by_graphs = []
+head.register_forward_hook(lambda *given: by_graphs.append(_decode_graphs.enabled()))
+found["budget"] = [list(c.ids[:4]) for c in policy.generate(prompts, greedy=True, max_new_tokens=6)]
+found["by graphs"] = [all(by_graphs), _decode_graphs.enabled()]
 print(json.dumps(found))
 """
 
@@ -66,3 +72,7 @@ def test_with_and_without_the_switches_the_most_probable_tokens_are_the_same(scr
     found = json.loads(script(GREEDY, PYTHONPATH=f"{ROOT}:{ROOT / '.triton'}").stdout.splitlines()[-1])
     assert found["both"][0] == found["neither"][0]
     assert [found[name][1:] for name in ("neither", "both")] == [[False, False], [True, True]]
+    for free, budgeted in zip(found["neither"][0], found["budget"], strict=True):
+        assert budgeted == [*free[:3], 151668], "unsloth's generate closes the thought after two tokens"
+        assert free[0] == 151667 != free[3] - 1
+    assert found["by graphs"] == [True, False]
