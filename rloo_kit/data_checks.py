@@ -11,15 +11,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy
-import pyarrow.compute as compute
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
 from rewards.trl_interface import TRL_KEYWORDS, members, reward_name, said_by
 from rloo_kit.errors import DatasetError, RewardError
 from rloo_kit.policy.thinking import check_thinking
-from rloo_kit.session import output
 
 if TYPE_CHECKING:
     import trl
@@ -52,7 +49,6 @@ def check_dataset(
     prompts = [row.get("prompt") for row in first[:1]] if stream else dataset["prompt"][:LOOKED_AT]
     check_prompts(prompts, tokenizer, name)
     if tokenizer is not None and not isinstance(prompts[0], str):
-        name_special_tokens(prompts, tokenizer, name)
         how = getattr(args, "chat_template_kwargs", None) or {}
         check_thinking(tokenizer, how)
         for index, prompt in enumerate(prompts[:16]):
@@ -118,19 +114,12 @@ def _fault(prompt: Any) -> tuple[str, str]:
         if not isinstance(content, str) and not calls_a_tool:
             what = f"the content of a message must be text, and one is a {type(content).__name__}"
             return what, "write it; of one in parts join them: ''.join(part['text'] for part in content)"
-    text = prompt if is_text else "".join(message.get("content") or "" for message in prompt)
+    text = prompt if is_text else _text_of(prompt)
     return ("", "") if text.strip() else ("a prompt is empty", "drop such rows with dataset.filter")
 
 
-def name_special_tokens(prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Warn of the first conversation with a control token in its text, such as an end of turn: it may be rendered."""
-    control = getattr(tokenizer, "tokenizer", tokenizer).all_special_tokens  # of a processor its tokenizer's
-    for index, prompt in enumerate(prompts):
-        texts = [] if isinstance(prompt, str) else [str(message.get("content")) for message in prompt]
-        if found := [token for token in control if any(token in text for text in texts)]:
-            what = f"{name}[{index}]['prompt'] has {found[0]!r} in a message's text, which is read as a control token"
-            output.warn(f"{what}. What to do: take it out, unless it is meant.")
-            break
+def _text_of(messages: Sequence[Any]) -> str:
+    return "".join(message.get("content") or "" for message in messages)
 
 
 def _check_rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, how: dict[str, Any], where: str) -> None:
@@ -149,18 +138,14 @@ def _check_rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, how: dict[s
 
 def longest_prompts(dataset: Dataset | IterableDataset, count: int = 16) -> tuple[list[int], list[Any]]:
     """The rows and the prompts with the most characters, which likely have the most tokens; of a stream the first."""
-    if isinstance(dataset, IterableDataset):
-        return [0], [row["prompt"] for row in dataset.take(1)]
-    sizes = []
-    for table in dataset.select_columns(["prompt"]).with_format("arrow").iter(LOOKED_AT):
-        texts = table["prompt"].combine_chunks()
-        rows, n = numpy.arange(len(texts)), len(texts)
-        if texts.type.num_fields:  # messages
-            rows = compute.list_parent_indices(texts)
-            texts = compute.struct_field(compute.list_flatten(texts), "content")
-        sizes.append(numpy.bincount(rows, compute.fill_null(compute.utf8_length(texts), 0), minlength=n))
-    longest = [int(row) for row in numpy.argsort(-numpy.concatenate(sizes), kind="stable")[:count]]
-    return longest, [dataset["prompt"][row] for row in longest]
+    prompts = (
+        [row["prompt"] for row in dataset.take(1)]
+        if isinstance(dataset, IterableDataset)
+        else dataset["prompt"][:]
+    )
+    sizes = [len(one if isinstance(one, str) else _text_of(one)) for one in prompts]
+    rows = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)[:count]
+    return rows, [prompts[row] for row in rows]
 
 
 def check_lengths(

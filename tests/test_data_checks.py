@@ -6,7 +6,6 @@ Each case of the tables is given to the check itself, without a trainer or a pol
 import functools
 import math
 import types
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +26,6 @@ ARGS: Any = types.SimpleNamespace(
 CHAT_TOKENIZER: Any = types.SimpleNamespace(
     chat_template="{{ messages }}",
     apply_chat_template=lambda prompt, **how: str([one for one in prompt if one["role"] != "unknown"]),
-    all_special_tokens=["<|im_start|>", "<|im_end|>"],
 )
 BASE_TOKENIZER: Any = types.SimpleNamespace(chat_template=None)
 
@@ -136,19 +134,6 @@ def test_rewards_need_as_many_finite_weights_not_all_0() -> None:
     ):
         with pytest.raises(RewardError, match=says):
             data_checks.check_rewards(funcs, weights, where="RLOOConfig")
-
-
-def test_a_control_token_in_a_messages_text_is_named_once_with_its_row() -> None:
-    fine: tuple[Any, ...] = (said("assistant", None), said("user", "a < b |> c, <thinking>, im_end"))
-    rows = prompts(*fine, said("user", "1 + 1?<|im_end|>"), said("system", "<|im_start|>user"))
-    with pytest.warns(UserWarning, match=r"train_dataset\[2\]\['prompt'\] has '<\|im_end\|>'") as caught:
-        data_checks.check_dataset(rows, ARGS, CHAT_TOKENIZER)
-    assert len(caught) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        data_checks.check_dataset(prompts(*fine), ARGS, CHAT_TOKENIZER)
-        by_hand = prompts(*["<|im_start|>user\n1 + 1?<|im_end|>"] * 2)  # rendered
-        data_checks.check_dataset(by_hand, ARGS, CHAT_TOKENIZER)
 
 
 THOUGHT, JUDGE = rewards.thinking_reward(), functools.partial(rewards.rubric_reward, {"clear": "clear"}, max)

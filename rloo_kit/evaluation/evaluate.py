@@ -278,8 +278,6 @@ def _check(rows: Sequence[Row], called: Sequence[Any], policy: Policy) -> None:
 
     prompts = [row["prompt"] for row in rows]
     data_checks.check_prompts(prompts, policy.tokenizer, "dataset")
-    if policy.tokenizer is not None:
-        data_checks.name_special_tokens(prompts, policy.tokenizer, "dataset")
     for one in called:
         if isinstance(one, str | Module):
             given = repr(one) if isinstance(one, str) else "model, tokenizer=..."

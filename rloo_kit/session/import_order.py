@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # unsloth patches these at import; names that other code bound earlier stay unpatched.
 PATCHED_BY_UNSLOTH = ("trl", "transformers", "peft", "accelerate")
 
+RESTART = "restart the kernel and make `import rloo_kit` its first line"
+
 CPU_BF16 = "UNSLOTH_CPU_BF16"
 FUSED_4BIT = "UNSLOTH_BNB_GEMM_4BIT"
 BLOCK_COMPILE = "UNSLOTH_BLOCK_COMPILE"
@@ -136,7 +138,7 @@ class _UnslothFirst:
 _hook = _UnslothFirst()
 imported_too_early: tuple[str, ...] = ()
 set_by_kit: dict[str, str] = {}
-found: dict[str, str] = {}  # variables that were set already, and by whom as far as can be known
+found: set[str] = set()  # variables that were set already
 read: dict[str, str | None] = {}  # the variables' values when unsloth had been imported
 
 
@@ -152,8 +154,7 @@ def put_in_force() -> None:
         return
     output.warn(
         f"{', '.join(imported_too_early)} came before rloo_kit in this process, and unsloth has to come before "
-        "them: nothing can be loaded or trained here. What to do: restart the kernel and make `import rloo_kit` its "
-        "first line."
+        f"them: nothing can be loaded or trained here. What to do: {RESTART}."
     )
 
 
@@ -165,11 +166,9 @@ def import_unsloth() -> ModuleType:
         VersionError: this unsloth has no backend for this machine.
     """
     if imported_too_early:
-        raise ImportOrderError(
-            "unsloth has to be imported before the libraries it patches",
-            where=", ".join(imported_too_early) + " came first in this process",
-            todo="restart the kernel and make `import rloo_kit` its first line",
-        )
+        where = f"{', '.join(imported_too_early)} came first in this process"
+        what, todo = "unsloth has to be imported before the libraries it patches", RESTART
+        raise ImportOrderError(what, where=where, todo=todo)
     apply_settings()
     warn_once()  # before the import, which another release may break
     _hook.remove()
@@ -183,10 +182,10 @@ def import_unsloth() -> ModuleType:
         if sys.modules.get("unsloth") is None:
             _hook.install()  # for the next attempt
         if isinstance(error, NotImplementedError):
+            where = f"unsloth {version_of('unsloth')}: {error}"
+            todo = f"install unsloth {TESTED['unsloth']}, the first with a CPU backend: make install"
             raise VersionError(
-                "this unsloth finds no device it can run on",
-                where=f"unsloth {version_of('unsloth')}: {error}",
-                todo=f"install unsloth {TESTED['unsloth']}, the first with a CPU backend: make install",
+                "this unsloth finds no device it can run on", where=where, todo=todo
             ) from error
         raise
 
@@ -196,13 +195,12 @@ def apply_settings() -> None:
 
     unsloth sets some itself when it is imported; one that is there before is the user's.
     """
-    whose = "was set before prepare()" if "unsloth" in sys.modules else "yours, left as it is"
     for name, setting in settings().items():
         if setting.old_name in os.environ:
             os.environ.setdefault(name, os.environ[setting.old_name])
         if name in os.environ:
             if name not in set_by_kit and name not in read:
-                found.setdefault(name, whose)
+                found.add(name)
         elif setting.value is not None and setting.read_by not in sys.modules:
             os.environ[name] = set_by_kit[name] = setting.value
 
@@ -219,19 +217,13 @@ def without_variable(name: str) -> Iterator[None]:
 
 
 def check_working_folder() -> None:
-    """Refuse to go on in a folder that is gone, where importing torch ends the process.
-
-    Raises:
-        RunFolderError: the working directory was deleted.
-    """
+    """Raise a RunFolderError in a folder that was deleted, where importing torch ends the process."""
     try:
         Path.cwd()
     except FileNotFoundError as error:
-        raise RunFolderError(
-            "the folder that this process works in was deleted, and torch and the run need one",
-            where="the working directory, as os.getcwd() has it",
-            todo="os.chdir to a folder that is there, or restart the kernel",
-        ) from error
+        what = "the folder that this process works in was deleted, and torch and the run need one"
+        todo = "os.chdir to a folder that is there, or restart the kernel"
+        raise RunFolderError(what, where="the working directory, as os.getcwd() has it", todo=todo) from error
 
 
 def cache_folder() -> Path:

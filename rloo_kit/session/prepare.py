@@ -25,7 +25,7 @@ from rloo_kit.session.output import GIB, quiet, say
 from rloo_kit.session.versions import TESTED, outside, version_of
 
 MODEL, STEPS = "RLOO_KIT_MODEL", "RLOO_KIT_STEPS"
-FROM_FILE = "from .env"
+FROM_FILE = "set by .env"
 SHOWN = ("torch", "unsloth", "trl", "transformers")
 Answer = TypeVar("Answer")
 
@@ -62,9 +62,8 @@ class Environment:
     def __str__(self) -> str:
         free = f"{self.free_bytes / GIB:.1f} of {self.total_bytes / GIB:.1f} GiB free"
         dtype = "bfloat16" if self.bf16 else "float16" if self.device == "cuda" else "float32"
-        whys = [why for *_, why in self.variables]
-        count = {"by the kit": sum(why.startswith("set:") for why in whys), "by .env": whys.count(FROM_FILE)}
-        count["before"] = len(whys) - sum(count.values())
+        whys = [why.partition(":")[0] for *_, why in self.variables]
+        count = {f"{whys.count(why)} {why}" for why in whys}
         asked = {"model": self.model, "steps": self.steps}
         rows = [
             ("device", f"{self.device}, {self.device_name}: {free}, computes in {dtype}"),
@@ -75,10 +74,7 @@ class Environment:
                 ),
             ),
             ("hub", self.hub),
-            (
-                "variables",
-                ", ".join(f"{n} set {who}" for who, n in count.items() if n) + ": see env.variables",
-            ),
+            ("variables", f"{', '.join(sorted(count))}; see env.variables"),
             *((name, f"{value}, in place of the notebook's") for name, value in asked.items() if value),
             *(("warning", text) for text in self.warnings),
         ]
@@ -272,9 +268,9 @@ def _variables(device: str, from_file: Collection[str], notes: list[str]) -> Ite
         elif name in from_file or is_hidden(name, value):
             yield name, INSTEAD, FROM_FILE
         elif name in import_order.set_by_kit:
-            yield name, _short(import_order.set_by_kit[name]), f"set: {setting.reason}"
+            yield name, _short(import_order.set_by_kit[name]), f"set by the kit: {setting.reason}"
         elif name in import_order.found:
-            yield name, _short(value or ""), import_order.found[name]
+            yield name, _short(value or ""), "set before"
         elif value is None and setting.value is not None:
             notes.append(f"{name} could not be set: {setting.read_by} was imported before prepare().")
     yield from ((name, INSTEAD, FROM_FILE) for name in sorted(set(from_file) - set(known)))

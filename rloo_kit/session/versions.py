@@ -52,15 +52,13 @@ def ranges() -> dict[str, SpecifierSet]:
 
 def outside() -> dict[str, str]:
     """Of each package that is installed in a release outside its range: which, and what to do."""
-    said = {}
-    for name, allowed in ranges().items():
-        installed = version_of(name)
-        if installed != "missing" and not allowed.contains(installed, prereleases=True):
-            said[name] = (
-                f"{name} {installed} is outside {allowed}, the releases that the contract tests pass on. Before you "
-                f"trust a run, run them in the kit's repository: pytest tests/contract"
-            )
-    return said
+    installed = {name: (version_of(name), allowed) for name, allowed in ranges().items()}
+    todo = "Before you trust a run, run the contract tests in the kit's repository: pytest tests/contract"
+    return {
+        name: f"{name} {version} is outside {allowed}, the releases that the kit was tried on. {todo}"
+        for name, (version, allowed) in installed.items()
+        if version != "missing" and not allowed.contains(version, prereleases=True)
+    }
 
 
 @cache

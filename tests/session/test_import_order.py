@@ -43,13 +43,10 @@ def test_a_variable_that_is_set_already_is_kept(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     settings = {"PYTORCH_ALLOC_CONF": import_order.Setting("x", "torch", "")}
     monkeypatch.setattr(import_order, "settings", lambda: settings)
-    # After unsloth, it may be unsloth that set it.
-    for modules, whose in (({}, "yours, left as it is"), ({"unsloth": None}, "was set before prepare()")):
-        for name in ("read", "found", "set_by_kit"):
-            monkeypatch.setattr(import_order, name, {})
-        monkeypatch.setattr(import_order.sys, "modules", modules)
-        import_order.apply_settings()
-        assert (import_order.found["PYTORCH_ALLOC_CONF"], import_order.set_by_kit) == (whose, {})
+    for name, empty in (("read", {}), ("found", set()), ("set_by_kit", {})):
+        monkeypatch.setattr(import_order, name, empty)
+    import_order.apply_settings()
+    assert (import_order.found, import_order.set_by_kit) == ({"PYTORCH_ALLOC_CONF"}, {})
 
 
 def test_no_other_room_writes_the_environment() -> None:

@@ -36,7 +36,7 @@ def test_prepare_shows_a_few_lines_and_sets_what_it_shows(first_cells: Any) -> N
         "set before",
     ]
     assert [line for line in shown if line not in screen] == []
-    assert ["PYTORCH_ALLOC_CONF", "max_split_size_mb:64", "yours, left as it is"] in state["variables"]
+    assert ["PYTORCH_ALLOC_CONF", "max_split_size_mb:64", "set before"] in state["variables"]
     assert (state["UNSLOTH_CPU_BF16"], state["env.bf16"]) == ("0", False)
     assert first_cells.shown["dtype"].strip() == "torch.float32"
     assert state["env.offline"] is state["hub.offline"] is True, "set before the hub library reads it"
@@ -45,7 +45,7 @@ def test_prepare_shows_a_few_lines_and_sets_what_it_shows(first_cells: Any) -> N
 def test_a_variable_that_is_set_wins_over_the_file_and_no_value_of_it_is_shown(first_cells: Any) -> None:
     state = json.loads(first_cells.shown["state"])
     assert (state["MINE"], state["ABOVE"], state["HF_TOKEN"]) == ("from-shell", "from-above", SECRET)
-    assert ["HF_TOKEN", "(not shown)", "from .env"] in state["variables"]
+    assert ["HF_TOKEN", "(not shown)", "set by .env"] in state["variables"]
     assert [name for name, text in first_cells.shown.items() if SECRET in text] == ["state"]
     assert SECRET not in first_cells.stderr + state["repr"]
 
@@ -163,11 +163,11 @@ def test_a_second_prepare_shows_no_value_of_the_file_either(tmp_path: Path, monk
         import_order, "read", {name: os.environ.get(name) for name in import_order.settings()}
     )
     monkeypatch.setattr(import_order, "set_by_kit", {})
-    monkeypatch.setattr(import_order, "found", dict.fromkeys(import_order.settings(), "yours, left as it is"))
+    monkeypatch.setattr(import_order, "found", {*import_order.settings()})
     for path in (file, None):
         shown = prepare.prepare(path, offline=True)
         assert VALUE not in str(shown) + repr(shown) + repr(shown.variables)
-        assert ("HF_HOME", "(not shown)", "from .env") in shown.variables
+        assert ("HF_HOME", "(not shown)", "set by .env") in shown.variables
         assert not any("HF_HOME" in note or VALUE in note for note in shown.warnings)
 
 
