@@ -53,14 +53,6 @@ def test_plan_says_whether_a_run_fits_a_card_and_what_to_change(command: Command
     assert "to make it fit, cheapest in quality first" in too_large.output
 
 
-def test_plan_counts_the_vllm_that_the_policy_is_loaded_with(command: Command, folder: Path) -> None:
-    how = ["policy.name=qwen3-4b", "policy.fast_inference=true", "policy.gpu_memory_utilization=0.4"]
-    found = command(
-        "plan", "mine.yaml", "--card", "rtx 3090", *(part for one in how for part in ("--set", one))
-    )
-    assert "vLLM takes 9.40 GiB" in found.output
-
-
 def test_a_dry_run_shows_plan_resolved_configuration_and_first_prompt_and_writes_nothing(
     command: Command, folder: Path, shared: rloo_kit.Policy
 ) -> None:
@@ -177,16 +169,6 @@ def test_a_place_that_the_adapter_cannot_take_is_refused_before_the_run(
     assert says in result.stderr
     assert "Where: mine.yaml, save" in result.stderr
     assert "such as out/adapter" in result.stderr
-
-
-def test_an_adapter_takes_the_place_of_the_policy_by_whichever_name_that_was_given(
-    command: Command, folder: Path, policy: rloo_kit.Policy
-) -> None:
-    policy.save("adapter")
-    Path("mine.yaml").write_text(CONFIG.replace("name: tiny", "model_name: tiny"))
-    result = command("evaluate", "mine.yaml", "--adapter", "adapter", "-n", "1")
-    assert result.exit_code == 0, result.stderr
-    assert "\nadapter\n" in result.output
 
 
 OWN_REWARDS = """

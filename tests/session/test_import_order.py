@@ -93,21 +93,20 @@ def nvml(clock_mhz: int, bus_bits: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("card", "gigabytes", "fused"),
-    [((9751, 384), 936, "1"), ((5001, 256), 320, "1"), ((2619, 5120), 3350, None)],
-    ids=["RTX 3090", "T4", "H100"],
+    ("visible", "card", "gigabytes", "fused"),
+    [
+        ("0,1", (9751, 384), 936, "1"),  # RTX 3090
+        ("GPU-1", (5001, 256), 320, "1"),  # T4
+        ("0", (2619, 5120), 3350, None),  # H100
+        ("7", (5001, 256), None, "1"),
+        ("", (5001, 256), None, "1"),
+    ],
 )
-def test_4_bit_products_are_for_memory_that_is_slow_by_the_data_sheet(
-    card: tuple[int, int], gigabytes: int, fused: str | None, monkeypatch: Any
+def test_4_bit_products_are_for_memory_of_the_first_visible_gpu_that_is_slow_by_the_data_sheet(
+    visible: str, card: tuple[int, int], gigabytes: int | None, fused: str | None, monkeypatch: Any
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml(*card))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert import_order.gpu_bandwidth() == pytest.approx(gigabytes * 1e9, rel=0.01)
-    assert import_order.settings()[import_order.FUSED_4BIT].value == fused
-
-
-@pytest.mark.parametrize(("visible", "is_found"), [("0,1", True), ("GPU-1", True), ("7", False), ("", False)])
-def test_the_first_visible_gpu_is_asked(visible: str, is_found: bool, monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", nvml(5001, 256))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert (import_order.gpu_bandwidth() is not None) == is_found
+    found = import_order.gpu_bandwidth()
+    assert found is None if gigabytes is None else found == pytest.approx(gigabytes * 1e9, rel=0.01)
+    assert import_order.settings()[import_order.FUSED_4BIT].value == fused

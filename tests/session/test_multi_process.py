@@ -1,5 +1,6 @@
 """What a launch asked for, what accelerate gave, and what only the main process says."""
 
+import json
 import warnings
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from rloo_kit.errors import ConfigError
 from rloo_kit.session import multi_process, output
 from rloo_kit.session.multi_process import asked, downgrade
+from tests.conftest import ROOT
 
 LAUNCH = {multi_process.BY_LAUNCH: "False"}
 CPU, DEEPSPEED = {multi_process.CPU: "True"}, {"ACCELERATE_USE_DEEPSPEED": "true"}
@@ -112,3 +114,14 @@ def test_without_a_working_directory_nothing_heavy_is_imported_and_the_error_is_
         check=False,
     )
     assert "RunFolderError: the folder that this process works in was deleted" in done.stderr
+
+
+@pytest.mark.parametrize("engine", ["ddp", "zero2", "zero3", "fsdp2"])
+def test_accelerate_takes_the_configuration_of_every_engine(engine: str) -> None:
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    config = ClusterConfig.from_yaml_file(yaml_file=str(ROOT / multi_process.CONFIGS / f"{engine}.yaml"))
+    assert config.distributed_type == {"ddp": "MULTI_GPU", "fsdp2": "FSDP"}.get(engine, "DEEPSPEED")
+    if engine.startswith("zero"):
+        own = ROOT / config.deepspeed_config["deepspeed_config_file"]
+        assert engine == f"zero{json.loads(own.read_text())['zero_optimization']['stage']}"

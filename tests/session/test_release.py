@@ -131,17 +131,13 @@ class Odd:
 
 
 def test_odd_things_are_passed_over() -> None:
-    odd = {
-        "raises at every attribute": Odd(),
-        "raises when freed": SimpleNamespace(accelerator=SimpleNamespace(free_memory=lambda: 1 / 0)),
-        "has every attribute": MagicMock(),
-        "a tensor without storage": torch.zeros(2, device="meta"),
-        "a sparse tensor": torch.zeros(2, 2).to_sparse(),
-    }
+    freed = SimpleNamespace(accelerator=SimpleNamespace(free_memory=lambda: 1 / 0))
+    things = (Odd(), freed, MagicMock(), torch.zeros(2, device="meta"), torch.zeros(2, 2).to_sparse())
+    odd = {f"odd_{number}": thing for number, thing in enumerate(things)}
     namespace = odd | {"model": four_mib()}
     assert release(namespace=namespace).freed_bytes == 4 * MIB
     assert namespace.keys() == odd.keys()
-    release(*odd.values(), namespace=odd)
+    release(*things, namespace=odd)
 
 
 def test_bitsandbytes_forgets_the_embeddings_of_what_is_released_and_keeps_others() -> None:
