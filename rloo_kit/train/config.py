@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from rloo_kit import advantages
 from rloo_kit.argument_types import Hint
 from rloo_kit.memory.passes import DEFAULTS, PLAIN
-from rloo_kit.redact import without_hidden, without_secrets
+from rloo_kit.redact import without_secrets
 from rloo_kit.session import multi_process, output
 from rloo_kit.session.import_order import import_unsloth, without_variable
 from rloo_kit.train import check_config, renamed_args
@@ -225,8 +225,9 @@ class RLOOConfig(Base):
         return made
 
     def __str__(self) -> str:
-        """As transformers has it, one setting a line: no token, and no value from .env."""
-        return without_hidden(super().__str__())
+        """As transformers has it, one setting a line: no token, also in a dict, and no value from .env."""
+        settings = "".join(f"{name}={value},\n" for name, value in sorted(self.to_dict().items()))
+        return f"{type(self).__name__}(\n{settings})"
 
     __repr__ = __str__
 

@@ -206,4 +206,4 @@ def test_a_config_shows_and_stores_no_token_and_no_value_of_the_file(tmp_path: P
         assert (copied.hub_token, copied.model_init_kwargs) == (token, given)
     notes: list[str] = []
     assert not {"hub_token", "model_init_kwargs"} & set(run_record.settings_of(config, notes))
-    assert len(notes) == 2
+    assert len(notes) == 3
