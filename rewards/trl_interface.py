@@ -42,6 +42,7 @@ Aim = Literal["answer", "thought", "both"]
 
 #: What TRL 1.15 passes to every reward besides the dataset's columns (``_calculate_rewards``).
 TRL_KEYWORDS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+UNSEEN = ("prompt", "completion")  # columns that TRL does not pass to rewards
 LIMIT = 1e6
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
-from rewards.trl_interface import TRL_KEYWORDS, members, reward_name, said_by
+from rewards.trl_interface import TRL_KEYWORDS, UNSEEN, members, reward_name, said_by
 from rloo_kit.errors import DatasetError, RewardError
 from rloo_kit.policy.thinking import check_thinking
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TAKEN = ("self", *TRL_KEYWORDS)  # columns that TRL's keywords would hide from rewards
-UNSEEN = ("prompt", "completion")  # columns that TRL does not pass to rewards
 LOOKED_AT = 10_000  # rows that are looked at before training; the others as they come
 TRAINED_ON = "train_dataset"
 AS_MESSAGES = "[{'role': 'user', 'content': text}]"

@@ -7,7 +7,6 @@ has to go together.  What the configuration reads is looked for beside it, what 
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import warnings
@@ -37,7 +36,7 @@ from rloo_kit.train import check_config, renamed_args
 if TYPE_CHECKING:
     from rloo_kit.train.config import RLOOConfig
 
-TASKS = {name: make for name in tasks.__all__ if inspect.isfunction(make := getattr(tasks, name))}
+TASKS = {name: make for name in tasks.__all__ if hasattr(make := getattr(tasks, name), "__wrapped__")}
 MEASURED = ("n", "samples", "greedy", "max_new_tokens", "room", "batch_size", "seed", "chat_template_kwargs")
 MEASURED += ("temperature", "top_p", "top_k", "min_p")  # type: ignore[assignment]
 """What ``evaluate`` takes of a configuration."""

@@ -15,13 +15,14 @@ from typing import Any
 
 import rewards
 from rewards.answers import answer_reward
-from rewards.trl_interface import Reward, call_reward, judges_of, reward_name
+from rewards.trl_interface import Reward, judges_of, reward_name
 from rloo_kit import argument_types, data_checks, tasks
 from rloo_kit.argument_types import Count, Seed
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
 from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt, wilson
 from rloo_kit.policy.policy import Completion, Policy, Prompt, check_sampling
 from rloo_kit.session import output
+from rloo_kit.tasks import scoring
 
 Row = Mapping[str, Any]
 
@@ -181,7 +182,8 @@ def _evaluation(
     settings: dict[str, Any],
 ) -> Evaluation:
     """What the completions are worth; a row each."""
-    scores, right = score(rows, completions, funcs), _right(rows, completions, correct)
+    scores = score(rows, completions, funcs)
+    right = [None] * len(rows) if correct is None else scoring.solved(correct, rows, completions)
     weights = dict(zip(scores, map(float, reward_weights or [1] * len(funcs)), strict=True))
     totals = [_total(found, weights.values()) for found in zip(*scores.values(), strict=True)]
     return Evaluation(
@@ -217,7 +219,7 @@ def _with_room(
         later = policy.generate(prompts, begun=begun, greedy=found.greedy, **how | more)
         for index, one in zip(cut, later, strict=True):
             said[index] = one
-    right = _right(rows, said, correct)
+    right = scoring.solved(correct, rows, said)
     return replace(
         found,
         room=room,
@@ -286,11 +288,7 @@ def _check(rows: Sequence[Row], called: Sequence[Any], policy: Policy) -> None:
             )
             todo = f"reward = rewards.reward_model({given}), and give it to both"
             raise RewardError(what, where="evaluate(reward_funcs=...)", todo=todo)
-        rewards.check_signature(one, _columns(rows))
-
-
-def _columns(rows: Sequence[Row]) -> list[str]:
-    return [name for name in rows[0] if name not in data_checks.UNSEEN]
+        rewards.check_signature(one, scoring.columns_of(rows[0]))
 
 
 def _quarters(completions: int) -> Callable[[int], None]:
@@ -308,24 +306,8 @@ def score(
     rows: Sequence[Row], completions: Sequence[Completion], reward_funcs: Sequence[Reward]
 ) -> dict[str, list[float | None]]:
     """Call reward functions with TRL's keywords, messages where prompts are; return each one's scores by its name."""
-    from transformers import TrainerState
-
-    texts = [
-        c.text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": c.text}]
-        for row, c in zip(rows, completions, strict=True)
-    ]
-    keywords: dict[str, Any] = {name: [row[name] for row in rows] for name in _columns(rows)}
-    keywords |= {
-        "prompts": [row["prompt"] for row in rows],
-        "completions": texts,
-        "completion_ids": [list(c.ids) for c in completions],
-        "trainer_state": TrainerState(epoch=0.0),
-        "log_extra": lambda column, values: None,
-        "log_metric": lambda name, value: None,
-    }
-    guarded = [rewards.guarded(func) for func in reward_funcs]
-    names = data_checks.distinct([func.__name__ for func in guarded])
-    return {name: call_reward(func, **keywords) for name, func in zip(names, guarded, strict=True)}
+    names = data_checks.distinct([rewards.guarded(func).__name__ for func in reward_funcs])
+    return {n: scoring.score(func, rows, completions) for n, func in zip(names, reward_funcs, strict=True)}
 
 
 def _total(found: Iterable[float | None], weights: Iterable[float]) -> float | None:
@@ -336,17 +318,6 @@ def _total(found: Iterable[float | None], weights: Iterable[float]) -> float | N
 def _mean(found: Iterable[float | None]) -> float:
     applied = [one for one in found if one is not None]
     return statistics.fmean(applied) if applied else math.nan
-
-
-def _right(
-    rows: Sequence[Row], completions: Sequence[Completion], correct: Reward | None
-) -> list[bool | None]:
-    """Which completions ended and earn the full score; None where the reward judges nothing."""
-    if correct is None:
-        return [None] * len(rows)
-    (scores,) = score(rows, completions, [correct]).values()
-    full, pairs = getattr(correct, "right", 1.0), zip(scores, completions, strict=True)
-    return [None if one is None else said.finished and one >= full for one, said in pairs]
 
 
 def _share(right: Sequence[bool | None], samples: int, seed: int) -> Interval | None:

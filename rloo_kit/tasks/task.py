@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -13,6 +13,7 @@ from rewards.answers import answer_reward, instruction
 from rewards.call_records import Call, recorded
 from rewards.thinking import QWEN3
 from rloo_kit.errors import DatasetError
+from rloo_kit.tasks.within_reach import within_reach
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -51,6 +52,17 @@ class Task:
     correct: Reward
     level: int | None
     description: str
+
+    def within_reach(
+        self, policy: Policy, low: float = 0.2, high: float = 0.8, n: int = 8, **how: Any
+    ) -> Task:
+        """The task with the problems to train on that the policy solves in ``low`` to ``high`` of ``n`` completions.
+
+        ``how``, errors and the table that it writes are those of :func:`rloo_kit.tasks.within_reach`.
+        """
+        train = within_reach(self.train, policy, self.correct, low, high, n, **how)
+        kept = f"{len(train)} that are solved in {low:.0%} to {high:.0%} of {n} completions"
+        return replace(self, train=train, description=f"{self.description}; of those to train on {kept}")
 
 
 class Origin(NamedTuple):

@@ -1,0 +1,50 @@
+"""Call a reward on a policy's completions as TRL calls it in training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import rewards
+from rewards.trl_interface import UNSEEN, Reward, call_reward
+
+if TYPE_CHECKING:
+    from rloo_kit.policy.policy import Completion
+
+
+def columns_of(row: Mapping[str, Any]) -> list[str]:
+    """The columns that a reward gets."""
+    return [name for name in row if name not in UNSEEN]
+
+
+def score(
+    reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Sequence[Completion]
+) -> list[float | None]:
+    """A reward's scores by TRL's keywords, a row for each completion; messages where prompts are."""
+    from transformers import TrainerState
+
+    texts = [
+        c.text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": c.text}]
+        for row, c in zip(rows, completions, strict=True)
+    ]
+    keywords: dict[str, Any] = {name: [row[name] for row in rows] for name in columns_of(rows[0])}
+    keywords |= {
+        "prompts": [row["prompt"] for row in rows],
+        "completions": texts,
+        "completion_ids": [list(c.ids) for c in completions],
+        "trainer_state": TrainerState(epoch=0.0),
+        "log_extra": lambda column, values: None,
+        "log_metric": lambda name, value: None,
+    }
+    return call_reward(rewards.guarded(reward), **keywords)
+
+
+def solved(
+    reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Sequence[Completion]
+) -> list[bool | None]:
+    """Which completions ended and earn the full score (``reward.right``, else 1); None where it judges nothing."""
+    full, pairs = (
+        getattr(reward, "right", 1.0),
+        zip(score(reward, rows, completions), completions, strict=True),
+    )
+    return [None if one is None else said.finished and one >= full for one, said in pairs]

@@ -1,0 +1,182 @@
+"""Keep the prompts that a policy solves sometimes: where all K completions earn the same, RLOO learns nothing.
+
+What was sampled is kept in a table, a line a prompt, so that it is done once and goes on after an interruption.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+import os
+import re
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rewards.call_records import made_by
+from rewards.trl_interface import check_signature, reward_name
+from rloo_kit import argument_types
+from rloo_kit.argument_types import Count, Seed, Share
+from rloo_kit.errors import ConfigError, DatasetError
+from rloo_kit.session import multi_process, output
+from rloo_kit.tasks.scoring import columns_of, solved
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from rewards.trl_interface import Reward
+    from rloo_kit.policy.policy import Policy
+
+CHUNK = 64  # completions between two writes of the table
+STRIDE = 101  # of so many weights one is looked at, to tell policies apart: an update moves them all
+Row = dict[str, Any]
+
+
+def within_reach(
+    dataset: Dataset,
+    policy: Policy,
+    reward: Reward,
+    low: float = 0.2,
+    high: float = 0.8,
+    n: int = 8,
+    *,
+    n_prompts: int | None = None,
+    seed: int = 0,
+    file: str | os.PathLike[str] | None = None,
+    **sampling: Any,
+) -> Dataset:
+    """The rows whose prompt the policy solves in ``low`` to ``high`` of ``n`` completions; prints a histogram.
+
+    A completion solves its prompt if it ends and earns the reward's full score, ``reward.right``, else 1.
+
+    Args:
+        n_prompts: only the first so many, to have a look; with more of them later it goes on from there.
+        file: of the table, .jsonl.  None names one under ``out/within_reach`` by policy, reward and sampling, so that
+            other ones are sampled anew.  Other bounds sample nothing.
+        sampling: ``Policy.generate``'s arguments, as in training: ``max_new_tokens`` above all.  The temperature is the
+            checkpoint's by default.
+
+    Raises:
+        ConfigError: a number out of range; a file of another policy, reward or sampling; several processes.
+        DatasetError: no prompt is within reach.
+    """
+    numbers: Row = {"low": low, "high": high, "n": n, "n_prompts": n_prompts, "seed": seed}
+    hints = {"low": Share, "high": Share, "n": Count, "n_prompts": Count | None, "seed": Seed}
+    argument_types.check(numbers, hints, "within_reach")
+    rows: list[Row] = list(dataset if n_prompts is None else dataset.take(n_prompts))
+    check_signature(reward, columns_of(rows[0]))
+    sampling = {"max_new_tokens": 256, "temperature": policy.checkpoint.temperature, **sampling, "n": n}
+    head: Row = {"policy": policy.base, "weights": _digest_of_weights(policy), "reward": _digest_of(reward)}
+    head |= {"thinking": policy.thinking, "seed": seed, **sampling}
+    head.pop("batch_size", None)
+    ids = policy.tokenize([row["prompt"] for row in rows], **(sampling.get("chat_template_kwargs") or {}))
+    keys = [_hashed(one) for one in zip(ids, rows, strict=True)]
+    path = Path(file or Path("out", "within_reach", f"{_hashed(head)}.jsonl"))
+    table = _sampled(policy, reward, dict(zip(keys, rows, strict=True)), path, head, seed, sampling)
+    counts = [table[key]["solved"] for key in keys]
+    kept = [index for index, count in enumerate(counts) if low <= count / n <= high]
+    what = f"{len(kept)} of {len(keys)} prompts are solved in {low:.0%} to {high:.0%} of {n} completions"
+    cut = sum(table[key]["cut"] for key in keys) / n / len(keys)
+    before, after = Counter(counts), Counter(counts[index] for index in kept)
+    output.say(f"within reach: {what}, {cut:.0%} cut ({path})\n{_histogram(before, after, n)}")
+    if not kept:
+        easier = f"a lower low, easier problems{', or more max_new_tokens' if cut > 0.2 else ''}"
+        seen = ", ".join(f"{before[k]} prompts {k} of {n}" for k in sorted(before))
+        todo = "give a higher high, or harder problems" if before[n] > before[0] else f"give {easier}"
+        raise DatasetError(
+            f"no prompt is within reach: {what}", where=f"solved: {seen}; {cut:.0%} cut", todo=todo
+        )
+    return dataset.select(kept)
+
+
+def _sampled(
+    policy: Policy, reward: Reward, rows: dict[str, Row], path: Path, head: Row, seed: int, sampling: Row
+) -> dict[str, Row]:
+    """The table's lines by their prompt; what is missing is sampled, and the file written after each chunk."""
+    table, keys, n = _read(path, head), list(rows), sampling["n"]
+    missing, began, done, size = len(rows.keys() - table), time.monotonic(), 0, max(1, CHUNK // n)
+    if missing and multi_process.process_count() > 1:
+        what, todo = "several processes would sample other completions each", "call it in one process first"
+        raise ConfigError(what, where=f"within_reach, without the finished table {path}", todo=todo)
+    for start in range(0, len(keys), size):
+        if not (chunk := [key for key in keys[start : start + size] if key not in table]):
+            continue
+        prompts = [rows[key]["prompt"] for key in chunk]
+        # Each chunk has its own seed, so that an interruption changes no draw.
+        completions = policy.generate(prompts, seed=(seed + start) % 2**32, **sampling)
+        right = solved(reward, [rows[key] for key in chunk for _ in range(n)], completions)
+        for index, key in enumerate(chunk):
+            own = slice(index * n, (index + 1) * n)
+            cut = sum(not one.finished for one in completions[own])
+            tokens = sum(len(one.ids) for one in completions[own])
+            table[key] = {
+                "prompt": key,
+                "solved": right[own].count(True),
+                "n": n,
+                "cut": cut,
+                "tokens": tokens,
+            }
+        _write(path, head, table)
+        tenth, done = 10 * done // missing, done + len(chunk)
+        if 10 * done // missing > tenth:
+            left = (time.monotonic() - began) / done * (missing - done) / 60
+            output.say(f"within reach: {done} of {missing} prompts sampled, {left:.1f} minutes left")
+    return table
+
+
+def _read(path: Path, head: Row) -> dict[str, Row]:
+    if not path.exists():
+        return {}
+    there, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    for name, here in json.loads(_as_json(head)).items():
+        if there.get(name) != here:
+            raise ConfigError(
+                f"the table is of another {name}",
+                where=f"{path}, which has {there.get(name)!r}, and here it is {here!r}",
+                todo="name another file, or none, or delete this one",
+            )
+    return {line["prompt"]: line for line in lines}
+
+
+def _write(path: Path, head: Row, table: dict[str, Row]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{path.name}.part")
+    scratch.write_text("".join(f"{_as_json(line)}\n" for line in (head, *table.values())), encoding="utf-8")
+    scratch.replace(path)  # whole or not at all
+
+
+def _histogram(before: Counter[int], after: Counter[int], n: int) -> str:
+    rows = (
+        (k, before[k], after[k], "#" * round(40 * before[k] / max(before.values()))) for k in range(n + 1)
+    )
+    lines = [f"{k:>4} of {n:<4} {all_of:>7} {kept:>6}  {bar}".rstrip() for k, all_of, kept, bar in rows]
+    return "\n".join(["solved        before  after", *lines])
+
+
+def _digest_of_weights(policy: Policy) -> str:
+    """Of what training changes: of a LoRA that was not trained it is the same for every seed."""
+    digest = hashlib.sha256()
+    for name, weight in policy.model.named_parameters():
+        if weight.requires_grad and ("lora_B" in name or not policy.has_lora):
+            digest.update(weight.detach().flatten()[::STRIDE].float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _digest_of(reward: Reward) -> str:
+    """Its name, and a digest of the call that made it, or of its source."""
+    made: Any = made_by(reward)
+    with contextlib.suppress(OSError, TypeError):  # a source that is not there
+        made = made or inspect.getsource(reward if inspect.isroutine(reward) else type(reward))
+    return f"{reward_name(reward)} {_hashed(made)}"
+
+
+def _hashed(value: object) -> str:
+    return hashlib.sha256(_as_json(value).encode()).hexdigest()[:16]
+
+
+def _as_json(value: object) -> str:
+    # Without addresses, which differ from process to process.
+    return json.dumps(value, default=lambda one: re.sub(r" at 0x\w+", "", repr(one)))

@@ -1,0 +1,161 @@
+"""Problems within reach: kept by what was sampled, sampled once, and resumed after an interruption."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from rloo_kit import tasks
+from rloo_kit.errors import ConfigError, DatasetError
+from rloo_kit.models import CATALOGUE
+from rloo_kit.policy.policy import Completion, Policy
+
+ROWS = Dataset.from_list([{"prompt": f"{k} + 0 =", "answer": str(k)} for k in range(9)])
+HOW: dict[str, Any] = {"max_new_tokens": 16}
+
+
+class Counting(Policy):
+    """Solves prompt k in k of 8 completions; ``stops`` is the call at which it is interrupted."""
+
+    base = "counting"
+    thinking = True  # type: ignore[assignment]
+    stops = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "calls", [])
+
+    def tokenize(self, prompts: Sequence[Any], **template: object) -> list[list[int]]:
+        return [list(map(ord, prompt)) for prompt in prompts]
+
+    def generate(self, prompts: Any, *, n: int = 1, **how: Any) -> list[Completion]:  # type: ignore[override]
+        self.calls.append((list(prompts), how))  # type: ignore[attr-defined]
+        if len(self.calls) == self.stops:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+        said = [(prompt, prompt[0] if i < int(prompt[0]) else "77") for prompt in prompts for i in range(n)]
+        return [Completion(prompt, text, (1, 2), True) for prompt, text in said]
+
+
+class Weightless:
+    def named_parameters(self) -> list[Any]:
+        return []
+
+
+def counting(stops: int = 0) -> Any:
+    policy = Counting(Weightless(), None, CATALOGUE["smollm2-135m"])  # type: ignore[arg-type]
+    object.__setattr__(policy, "stops", stops)
+    return policy
+
+
+def right(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+    return [float(text == gold) for text, gold in zip(completions, answer, strict=True)]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def kept(dataset: Dataset) -> list[int]:
+    return [int(answer) for answer in dataset["answer"]]
+
+
+def test_what_is_solved_sometimes_is_kept_and_the_histogram_shows_both(capsys: Any) -> None:
+    policy = counting()
+    assert kept(tasks.within_reach(ROWS, policy, right, **HOW)) == [2, 3, 4, 5, 6]
+    shown = capsys.readouterr().out
+    assert "5 of 9 prompts are solved in 20% to 80% of 8 completions, 0% cut (out/within_reach/" in shown
+    assert "\n   1 of 8          1      0  ###" in shown
+    assert "\n   2 of 8          1      1  ###" in shown
+    assert all(how["temperature"] == 0.6 for _, how in policy.calls), "the checkpoint's own"
+    # Other bounds, in another cell, sample nothing.
+    assert kept(tasks.within_reach(ROWS, counting(stops=1), right, 0.5, 1.0, **HOW)) == [4, 5, 6, 7, 8]
+
+
+def test_it_goes_on_where_it_was_interrupted_with_the_same_draws_and_a_look_at_few_is_its_beginning() -> None:
+    rows, whole = ROWS, counting()
+    tasks.within_reach(rows, whole, right, n=32, file="whole.jsonl", **HOW)
+    with pytest.raises(KeyboardInterrupt):
+        tasks.within_reach(rows, counting(stops=3), right, n=32, file="part.jsonl", **HOW)
+    again = counting()
+    tasks.within_reach(rows, again, right, n=32, file="part.jsonl", **HOW)
+    assert again.calls == whole.calls[2:]
+    assert Path("part.jsonl").read_text() == Path("whole.jsonl").read_text()
+    few = counting()
+    tasks.within_reach(rows, few, right, n=32, n_prompts=4, file="few.jsonl", low=0, **HOW)
+    assert few.calls == whole.calls[:2]
+    tasks.within_reach(rows, few, right, n=32, file="few.jsonl", **HOW)
+    assert few.calls == whole.calls
+
+
+def test_the_table_has_a_head_and_a_line_a_prompt() -> None:
+    tasks.within_reach(ROWS, counting(), right, file="mine.jsonl", **HOW)
+    head, *lines = map(json.loads, Path("mine.jsonl").read_text().splitlines())
+    assert {"policy", "weights", "reward", "n", "seed", "max_new_tokens", "temperature", "thinking"} <= set(
+        head
+    )
+    assert [line["solved"] for line in lines] == list(range(9))
+    assert lines[3] == {"prompt": lines[3]["prompt"], "solved": 3, "n": 8, "cut": 0, "tokens": 16}
+    assert len({line["prompt"] for line in lines}) == 9
+
+
+CHANGED: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": 0.9}, "temperature[\\s\\S]*which has 0.6, and here it is 0.9"),
+    ({"max_new_tokens": 17}, "max_new_tokens"),
+    ({"n": 4}, "another n"),
+    ({"reward": lambda completions, answer, **kwargs: [1.0] * len(answer)}, "another reward"),
+]
+
+
+@pytest.mark.parametrize(("changed", "says"), CHANGED, ids=lambda value: str(value)[:20])
+def test_a_table_of_another_reward_or_sampling_is_refused_and_without_a_name_made_anew(
+    changed: Any, says: str
+) -> None:
+    given = {"reward": right, **HOW, **changed}
+    tasks.within_reach(ROWS, counting(), right, file="mine.jsonl", **HOW)
+    with pytest.raises(ConfigError, match=says) as refused:
+        tasks.within_reach(ROWS, counting(), file="mine.jsonl", **given)
+    assert len(str(refused.value).splitlines()) == 3
+    tasks.within_reach(ROWS, counting(), right, **HOW)
+    anew = counting()
+    tasks.within_reach(ROWS, anew, low=0, high=1, **given)
+    assert len(anew.calls) > 0
+
+
+NOTHING = [
+    ([0, 0, 8], "give a lower low, easier problems"),
+    ([8, 8, 0], "give a higher high, or harder problems"),
+]
+
+
+@pytest.mark.parametrize(("rows", "says"), NOTHING)
+def test_where_nothing_is_kept_the_error_has_the_histogram_and_what_to_change(rows: Any, says: str) -> None:
+    with pytest.raises(DatasetError, match=rf"0 of 3 prompts[\s\S]*prompts 0 of 8[\s\S]*8 of 8[\s\S]*{says}"):
+        tasks.within_reach(ROWS.select(rows), counting(), right, **HOW)
+
+
+def test_several_processes_read_the_table_of_one(monkeypatch: Any) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="call it in one process first"):
+        tasks.within_reach(ROWS, counting(), right, **HOW)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    tasks.within_reach(ROWS, counting(), right, **HOW)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert kept(tasks.within_reach(ROWS, counting(stops=1), right, **HOW)) == [2, 3, 4, 5, 6]
+
+
+def test_the_tiny_policy_keeps_some_of_its_task_and_after_training_the_table_is_another(
+    task: Any, policy: Policy, capsys: Any
+) -> None:
+    found = task.within_reach(policy, n_prompts=16, n=4, max_new_tokens=24)
+    assert 0 < len(found.train) < 16
+    assert set(found.train["problem"]) <= set(task.train["problem"][:16])
+    assert found.held_out is task.held_out
+    assert f"{len(found.train)} that are solved in 20% to 80% of 4 completions" in found.description
+    assert "16 of 16 prompts sampled" in capsys.readouterr().out
+    weights = dict(policy.model.named_parameters())
+    next(weight for name, weight in weights.items() if "lora_B" in name).data += 0.01
+    task.within_reach(policy, 0, 1, n_prompts=16, n=4, max_new_tokens=24)
+    assert len(list(Path("out/within_reach").iterdir())) == 2
