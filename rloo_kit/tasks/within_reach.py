@@ -44,6 +44,7 @@ def within_reach(
     n: int = 8,
     *,
     n_prompts: int | None = None,
+    max_new_tokens: int = 256,
     seed: int = 0,
     file: str | os.PathLike[str] | None = None,
     **sampling: Any,
@@ -56,8 +57,7 @@ def within_reach(
         n_prompts: only the first so many, to have a look; with more of them later it goes on from there.
         file: of the table, .jsonl.  None names one under ``out/within_reach`` by policy, reward and sampling, so that
             other ones are sampled anew.  Other bounds sample nothing.
-        sampling: ``Policy.generate``'s arguments, as in training: ``max_new_tokens`` above all.  The temperature is the
-            checkpoint's by default.
+        max_new_tokens, sampling: for ``Policy.generate``, as in training; the checkpoint's temperature by default.
 
     Raises:
         ConfigError: a number out of range; a file of another policy, reward or sampling; several processes.
@@ -68,7 +68,8 @@ def within_reach(
     argument_types.check(numbers, hints, "within_reach")
     rows: list[Row] = list(dataset if n_prompts is None else dataset.take(n_prompts))
     check_signature(reward, columns_of(rows[0]))
-    sampling = {"max_new_tokens": 256, "temperature": policy.checkpoint.temperature, **sampling, "n": n}
+    drawn = {"temperature": policy.checkpoint.temperature, **sampling}
+    sampling = {"n": n, "max_new_tokens": max_new_tokens, **drawn}
     head: Row = {"policy": policy.base, "weights": _digest_of_weights(policy), "reward": _digest_of(reward)}
     head |= {"thinking": policy.thinking, "seed": seed, **sampling}
     head.pop("batch_size", None)
