@@ -55,12 +55,10 @@ WHOLE = rewards.answer_reward(form="whole")
 
 
 def closed_thought(completions: Messages, **kwargs: object) -> list[float]:
-    """1 for a thought that is closed exactly once."""
     return [float(c[0]["content"].count("</think>") == 1) for c in completions]
 
 
 def right_answer(completions: Messages, answer: list[str], **kwargs: object) -> list[float]:
-    """1 for the right answer after a closed thought."""
     closed = closed_thought(completions)
     right = WHOLE(completions=completions, answer=answer)
     return [one * two for one, two in zip(closed, right, strict=True)]
@@ -73,7 +71,6 @@ def right_after_thought(completions: Messages, answer: list[str], **kwargs: obje
 
 
 def characters(completions: Messages, **kwargs: object) -> list[float]:
-    """How long the completion is, unscaled."""
     return [float(len(c[0]["content"])) for c in completions]
 
 
@@ -124,7 +121,6 @@ for name in REWARDS.keys() & JUDGES.keys():
 
 
 def rates(ill: float, mend: float) -> tuple[dict[str, float], dict[str, float]]:
-    """Two learning rates."""
     return {"learning_rate": ill}, {"learning_rate": mend}
 
 
@@ -133,10 +129,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "KL explosion": ({**SMALL, "beta": 0.001, "max_steps": 10}, {"learning_rate": 3e-2}, {}),
     "entropy explosion": ({**SMALL, "max_steps": 12}, {"learning_rate": 3e-2}, {}),
     "reward collapse": ({**SMALL, **WARM_UP, "max_steps": 24}, *rates(6e-3, 6e-4)),
-    "learning rate too high, ratios clipped": (
-        {**SMALL, **TWO_PASSES},
-        *rates(4e-3, 4e-4),
-    ),
+    "learning rate too high, ratios clipped": ({**SMALL, **TWO_PASSES}, *rates(4e-3, 4e-4)),
     "dead groups, too easy": (
         {**SMALL, "temperature": 0.3, "learning_rate": 1e-5, "max_steps": 12},
         {"operands": [25, 50]},
@@ -198,7 +191,6 @@ def runs() -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Record the runs that were asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="of runs; those that are not recorded yet if none is given")
     given = parser.parse_args()
@@ -211,7 +203,6 @@ def main() -> None:
 
 
 def file_of(name: str) -> Path:
-    """Where a run is recorded."""
     return DATA / f"{name.replace(', ', ' ').replace(' ', '_')}.json"
 
 
@@ -223,7 +214,6 @@ def read(file: Path) -> Log:
 
 
 def train(setting: dict[str, Any]) -> list[Entry]:
-    """One run of the tiny policy; its log."""
     setting = {**BASE, **WORDS, **setting}
     names, level, operands, stale = (setting.pop(word) for word in WORDS)
     policy, rows = rloo_kit.load_policy("tiny", lora_alpha=32, seed=0), rloo_kit.tasks.arithmetic(level).train
@@ -279,7 +269,6 @@ def recorded(setting: dict[str, Any], log: list[Entry], made_by: str) -> str:
 
 
 def short(value: float | None) -> float | None:
-    """Four significant digits of a float."""
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

@@ -18,8 +18,6 @@ LARGEST = 10  # number in a sum in words: with larger ones most of what so small
 
 @dataclass(frozen=True)
 class Learned:
-    """A task to learn."""
-
     make: Callable[[Policy, int, int], Task]  # of a policy, a level and a seed
     score: Callable[[Task], Reward]
     targets: tuple[float, ...]  # held-out greedy accuracies; a run ends at the last
@@ -31,7 +29,6 @@ class Learned:
 
 
 def arithmetic(policy: Policy, level: int, seed: int) -> Task:
-    """Problems of a level of the ladder."""
     from rloo_kit import tasks
 
     return tasks.arithmetic(level, seed=seed)
@@ -49,7 +46,6 @@ def carries(row: dict[str, str]) -> bool:
 
 
 def words(policy: Policy, level: int, seed: int) -> Task:
-    """Sums in words, for a policy that reads."""
     from rloo_kit import tasks
 
     return tasks.word_sums(policy, largest=LARGEST, seed=seed)

@@ -91,12 +91,10 @@ class Meter:
         self._time(trainer.accelerator, "backward", lambda *_: "backward")
 
     def begin(self) -> None:
-        """Start the clock."""
         self._time(self._trainer.optimizer, "step", lambda *_: "optimizer")
         self._start()
 
     def end_step(self) -> None:
-        """Record what one step took."""
         self._charge()
         self.steps.append(Step(self._spent, self._tokens))
         self._tokens, self._spent = 0, dict.fromkeys(PHASES, Spent())
@@ -108,7 +106,6 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the clock while inside."""
         self._charge()
         self._since = None
         try:

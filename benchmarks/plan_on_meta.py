@@ -90,7 +90,6 @@ def planned(case: dict[str, Any]) -> dict[str, int]:
 
 
 def measure(cases: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
-    """Configurations with the live bytes of each phase."""
     from benchmarks.pretended import start
 
     start("rtx 3090", target="meta")
@@ -129,7 +128,6 @@ def row(entry: dict[str, Any]) -> list[str]:
 
 
 def report(found: list[dict[str, Any]], command: str) -> str:
-    """The document."""
     all_ratios = [ratio for entry in found for ratio in ratios(entry)]
     columns = (
         "policy",
@@ -155,7 +153,6 @@ def report(found: list[dict[str, Any]], command: str) -> str:
 
 
 def main() -> None:
-    """Parse, measure, write."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

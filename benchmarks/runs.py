@@ -179,7 +179,6 @@ class Result:
 
     @property
     def tokens(self) -> int:
-        """Generated in the whole run."""
         return sum(step.tokens for step in self.steps)
 
     def seconds(self, clock: str, phase: str | None = None) -> list[float]:
@@ -197,7 +196,6 @@ class Result:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Result:
-        """What :meth:`to_json` wrote, parsed."""
         steps = []
         for step in data["steps"]:
             spent = map(Spent, *(step[clock] for clock in CLOCKS))
@@ -244,7 +242,6 @@ def store(name: str, results: Iterable[Result]) -> None:
 
 
 def stored(name: str) -> list[Result]:
-    """The raw results that :func:`store` wrote."""
     return [Result.from_json(data) for data in json.loads((RESULTS / f"{name}.json").read_text())]
 
 
@@ -262,7 +259,6 @@ def described(results: list[Result]) -> str:
 
 
 def run(spec: Spec) -> Result:
-    """Train as specified and measure."""
     import rloo_kit  # isort: skip - unsloth first
 
     import torch
@@ -371,7 +367,6 @@ class CountedReward:
         self.dead: list[float] = []
 
     def __call__(self, **columns: Any) -> list[float]:
-        """One number per completion."""
         rewards: list[float] = self.score(**columns)
         if self.no_ties:
             rewards = [reward + 1e-3 * (row % self.k) for row, reward in enumerate(rewards)]
@@ -419,7 +414,6 @@ def watcher_of(spec: Spec, meter: Meter, device: str, accuracy: Any) -> TrainerC
 
 @contextmanager
 def same_randomness() -> Iterator[None]:
-    """Restore Python's, NumPy's and torch's generators afterwards."""
     import numpy as np
     import torch
 

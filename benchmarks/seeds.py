@@ -81,14 +81,12 @@ def main() -> None:
 
 
 def stored(what: str) -> dict[int, Run]:
-    """What was measured so far, by seed."""
     file = RESULTS / f"{FILES[what]}.json"
     seeds = json.loads(file.read_text())["seeds"] if file.exists() else {}
     return {int(seed): Run(**run) for seed, run in sorted(seeds.items())}
 
 
 def write(what: str, runs: dict[int, Run]) -> None:
-    """The raw results, the table and the picture."""
     file = RESULTS / f"{FILES[what]}.json"
     scratch = file.with_suffix(".part")
     seeds = {str(seed): dataclasses.asdict(run) for seed, run in runs.items()}

@@ -34,7 +34,6 @@ Setting = tuple[float, str, str]  # learning rate, updates, aggregation
 
 
 def main() -> None:
-    """Run what is missing, and write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))

@@ -40,7 +40,6 @@ WORKLOADS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 def main() -> None:
-    """Measure what is missing and write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("workload", nargs="*", help=f"of {', '.join(WORKLOADS)}; default: all")
     parser.add_argument("--trainer", nargs="+", choices=VARIANTS, metavar="NAME")
@@ -118,7 +117,6 @@ def report(runs: Sequence[Result], command: str) -> str:
 
 
 def settings_of(groups: dict[str, list[Result]]) -> str:
-    """The settings that a table's runs share."""
     spec = next(iter(groups.values()))[0].spec
     return (
         f"{spec.prompts_per_step} prompts x K {spec.num_generations} a step in micro-batches of {spec.micro_batch}, at "
@@ -128,8 +126,6 @@ def settings_of(groups: dict[str, list[Result]]) -> str:
 
 
 def group_table(groups: dict[str, list[Result]]) -> str:
-    """A row for each trainer."""
-
     def middle(name: str, phase: str | None = None) -> float:
         return statistics.median(value for run in groups[name] for value in per_token(run, phase))
 

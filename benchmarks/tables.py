@@ -41,7 +41,6 @@ def command_line() -> str:
 
 
 def cpu_name() -> str:
-    """The processor's name and its number of cores."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     name = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())

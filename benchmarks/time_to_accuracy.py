@@ -78,7 +78,6 @@ def main() -> None:
 
 
 def name_of(task: str) -> str:
-    """The name of a task's files under benchmarks/results."""
     return NAME if task == Spec.task else f"{NAME}_{task}"
 
 
@@ -99,7 +98,6 @@ def measured(asked: argparse.Namespace) -> None:
 
 
 def spec_of(name: str, seed: int, asked: argparse.Namespace) -> Spec:
-    """The run of a setting on a seed."""
     learned = TASKS[asked.task]
     every = asked.evaluate_every or learned.evaluate_every
     shared = {"task": asked.task, "evaluate_every": every, "most": asked.most, "target": learned.targets[-1]}
@@ -184,13 +182,11 @@ def step_ratios(runs: Runs, setting: str, clock: str) -> list[float]:
 
 
 def geometric_mean(values: Sequence[float]) -> Interval:
-    """Geometric mean over seeds: Student's interval of the logarithms."""
     found = student([math.log(value) for value in values])
     return Interval(math.exp(found.value), math.exp(found.low), math.exp(found.high))
 
 
 def report(runs: Runs, command: str) -> str:
-    """The tables, with the command and the machine."""
     everything = [run for of_setting in runs.values() for run in of_setting.values()]
     spec, first = everything[0].spec, next(iter(runs))
     learned = TASKS[spec.task]

@@ -112,7 +112,6 @@ def tried(name: str) -> dict[str, Any]:
 
 
 def report(rows: dict[str, dict[str, Any]]) -> str:
-    """The table, in Markdown."""
     text = HEAD + line(("Python", "set", *SHOWN, "tests")) + "|---" * (len(SHOWN) + 3) + "|\n"
     for name, row in rows.items():
         found, (python, end) = row.get("versions", {}), name.split()
@@ -122,7 +121,6 @@ def report(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def line(cells: Iterable[object]) -> str:
-    """One row."""
     return f"| {' | '.join(map(str, cells))} |\n"
 
 

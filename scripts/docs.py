@@ -198,10 +198,10 @@ OF_ONE_RUN = {
 
 def ill_log(name: str) -> Log:
     """A log that has a symptom: a recorded run's, else a made-up one."""
-    import foreign_logs
     import health_runs
 
     from rloo_kit.watch.log import Known, Log, rounds
+    from tests.watch import foreign_logs
 
     file = health_runs.file_of(f"{name}.ill")
     if file.exists():
@@ -272,7 +272,6 @@ def home_of(package: ModuleType, name: str) -> tuple[str, str]:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; a bar inside a cell is escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
@@ -292,7 +291,6 @@ def first_sentence(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A default as a user writes it."""
     text = json.dumps(value) if isinstance(value, str) else repr(value)
     return f"`{value:g}`" if isinstance(value, float) else f"`{text}`"
 
@@ -388,7 +386,6 @@ def stale() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Write the pages, or check them."""
     found = stale()
     for page, text in found.items():
         print(f"{page.relative_to(ROOT)} is out of date")

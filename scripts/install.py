@@ -32,7 +32,6 @@ PIP_TO_UV = {
 
 
 def main() -> None:
-    """Run the steps."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -53,7 +52,6 @@ def main() -> None:
 
 
 def install(arguments: argparse.Namespace) -> None:
-    """Make the environment and install into it."""
     device = arguments.device if arguments.device != "auto" else detected_device()
     venv = arguments.venv.absolute()
     python = str(venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
@@ -114,7 +112,6 @@ def install_triton(folder: Path) -> None:
 
 
 def detected_device() -> str:
-    """cuda where nvidia-smi succeeds, else cpu."""
     found = shutil.which("nvidia-smi")
     is_cuda = found and subprocess.run([found], capture_output=True, check=False).returncode == 0
     return "cuda" if is_cuda else "cpu"

@@ -33,7 +33,6 @@ OF_THIS_MACHINE = re.compile(rf"{re.escape(str(ROOT))}/|/tmp/ipykernel_\d+/\d+\.
 
 
 def main() -> None:
-    """Run what was asked for, one notebook after another."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="beginnings of file names; none for all")
     parser.add_argument("--as", dest="form", choices=FORMS, default="stored", help="how to run them")

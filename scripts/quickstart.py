@@ -58,8 +58,6 @@ class Run:
 
 
 class _Showing(NotebookClient):
-    """Prints a cell's text output while it runs."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._shown: dict[str, str] = {}
@@ -112,7 +110,6 @@ def run(notebook: Path, parameters: dict[str, object] | None = None, show: bool 
 
 
 def share(accuracy: tuple[float, float, float]) -> str:
-    """An accuracy with its interval."""
     return "{:.3f} [{:.3f}, {:.3f}]".format(*accuracy)
 
 

@@ -44,13 +44,11 @@ def files() -> str:
 
 
 def folders() -> Iterator[Path]:
-    """The packages and their subpackages."""
     for name in PACKAGES:
         yield from sorted(file.parent for file in (ROOT / name).rglob("__init__.py"))
 
 
 def opening(file: Path) -> str:
-    """What a file's docstring begins with."""
     docstring = ast.get_docstring(ast.parse(file.read_text())) or ""
     text = " ".join(docstring.split("\n\n")[0].split())
     text = re.sub(r"(?::\w+:)?`+~?\.?([^`<]+?)(?: <[^`]*>)?`+", r"\1", text)
@@ -126,7 +124,6 @@ def own_methods(value: object) -> list[str]:
 
 
 def is_error(value: object) -> bool:
-    """Whether it is a class of errors."""
     return isinstance(value, type) and issubclass(value, Exception)
 
 

@@ -48,7 +48,6 @@ print(json.dumps({"device": torch.cuda.get_device_name(), "CUDA": torch.version.
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run what the command line asks for; the exit status."""
     parser = argparse.ArgumentParser("python -m benchmarks.gpu", usage=__doc__)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="names that begin so")
     parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, metavar="SECONDS")

@@ -147,7 +147,6 @@ def bases(own: str, is_rehearsal: bool) -> dict[str, Base]:
 
 
 def update(place: Place) -> dict[str, Figure]:
-    """Record updates, log-probabilities and samples for plain.py."""
     env = rloo_kit.prepare(dotenv=None, offline=True, seed=0)
     record: dict[str, dict[str, Any]] = {}
     for name, base in bases(prepare.compute_dtype(), place.is_rehearsal).items():

@@ -31,7 +31,6 @@ from .runner import Figure, Place
 
 
 def config_of(checkpoint: Checkpoint) -> PreTrainedConfig:
-    """The transformers configuration of a catalogue entry."""
     return AutoConfig.for_model(
         checkpoint.family,
         vocab_size=checkpoint.vocabulary,
@@ -53,12 +52,10 @@ KEPT_EVERY = 12
 
 
 def kept_in_16_bit(checkpoint: Checkpoint) -> list[str]:
-    """Modules that are left unquantised."""
     return [f"model.layers.{layer}.mlp" for layer in range(0, checkpoint.layers, KEPT_EVERY)]
 
 
 def quantization(kept: Sequence[str] = ()) -> BitsAndBytesConfig:
-    """As Unsloth's 4-bit repositories have it."""
     nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
     skipped = {"llm_int8_skip_modules": ["lm_head", *kept]}
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, **nf4, **skipped)

@@ -116,7 +116,6 @@ def policy_of(four_bit: bool, lora: Weights, dtype: torch.dtype = torch.float32)
 
 
 def log_probs(model: Any, record: dict[str, Any]) -> Rows:
-    """Log-probabilities (tokens,) of each completion."""
     return [
         after(model, prompt, completion).gather(1, torch.tensor(completion)[:, None]).squeeze(1)
         for prompt, completion in zip(record["prompts"], record["completions"], strict=True)

@@ -49,7 +49,6 @@ class Figure(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The value in words."""
         return ("yes" if self.value else "no") if isinstance(self.value, bool) else f"{self.value:.4g}"
 
     @property

@@ -42,7 +42,6 @@ def run(place: Place, trainer: str, tokens: int, shape: str = SHAPE) -> dict[str
 
 
 def beside(trainer: str, mine: dict[str, float], file: Path) -> dict[str, Figure]:
-    """Ratios of the kit to the recipes."""
     known: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps({**known, trainer: mine}))
     found: dict[str, Figure] = {}

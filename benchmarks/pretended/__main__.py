@@ -9,7 +9,6 @@ from .start import start
 
 
 def main() -> None:
-    """Parse, start, and hand over."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pretended", description=__doc__)
     parser.add_argument("--card", choices=CARDS, default="rtx 3090")
     parser.add_argument("-m", dest="is_module", action="store_true", help="what follows is a module's name")

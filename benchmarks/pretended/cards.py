@@ -25,16 +25,13 @@ class Card:
 
     @property
     def total_bytes(self) -> int:
-        """What the driver shows."""
         return KNOWN[self.name][0] * MIB
 
     @property
     def has_bfloat16(self) -> bool:
-        """From Ampere on."""
         return self.capability >= (8, 0)
 
     def properties(self) -> SimpleNamespace:
-        """What torch, Triton and Unsloth read of ``get_device_properties``."""
         major, minor = self.capability
         return SimpleNamespace(
             name=f"Pretended {self.name}",

@@ -35,15 +35,12 @@ class Event:
         pass
 
     def record_event(self, event: Event | None = None) -> Event:
-        """The event, or a new one."""
         return event or Event()
 
     def query(self) -> bool:
-        """Whether the work is done."""
         return True
 
     def elapsed_time(self, other: Event) -> float:
-        """Milliseconds to the other."""
         return 0.0
 
     def _nothing(self, *args: object) -> None:
@@ -53,8 +50,6 @@ class Event:
 
 
 class Here:
-    """``torch.cuda.device`` and ``device_of``."""
-
     idx = 0
 
     def __init__(self, device: object = None) -> None:

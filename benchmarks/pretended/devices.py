@@ -26,7 +26,6 @@ class CudaIs(TorchFunctionMode):
         self.target = torch.device(target)
 
     def lowered(self, value: Any) -> Any:
-        """The target for cuda; anything else as it is."""
         if isinstance(value, torch.device) and value.type == "cuda":
             return self.target
         if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
@@ -87,7 +86,6 @@ def _host(value: Any) -> Any:
 
 
 def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with "cpu" given for "cuda"."""
     return lambda *args, **kwargs: function(
         *map(_host, args), **{name: _host(value) for name, value in kwargs.items()}
     )
@@ -133,7 +131,7 @@ class _IsGenerator(type):
 class Generator(metaclass=_IsGenerator):
     """A random generator of "cuda" is one of the CPU."""
 
-    def __new__(cls, device: object = None) -> torch.Generator:  # type: ignore[misc]  # noqa: D102
+    def __new__(cls, device: object = None) -> torch.Generator:  # type: ignore[misc]
         return cls.true()
 
 

@@ -29,7 +29,6 @@ class TensorGauge(TorchDispatchMode):
         self.restart()
 
     def restart(self) -> None:
-        """Set the peak to what is live now."""
         self.peak_bytes, self.largest_bytes = self.live_bytes, 0
 
     def __torch_dispatch__(

@@ -54,7 +54,6 @@ def patched_for_good(kernel: Any) -> Any:
 
 
 def install() -> None:
-    """Have the interpreter run so."""
     builder = interpreter.InterpreterBuilder
     for name, method in {**_shapes(), **_memory(builder)}.items():
         setattr(builder, name, method)

@@ -104,7 +104,6 @@ class Head(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
-        """As the operator calls it."""
         needs, (needs_head, want_gradient) = any(args[15:18]), (args[16], args[14])
         given = OPERATORS["lp_impl"](*args[:15], args[18], needs and not want_gradient, needs_head)
         ctx.dtype, is_lazy = args[0].dtype, args[14] and args[19] and args[10]
@@ -116,21 +115,16 @@ class Head(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *others: Any) -> Any:
-        """The gradient was formed in the forward pass."""
         return OPERATORS["scale_rows_impl"](ctx.saved_tensors[0], gradient, ctx.dtype), *[None] * 19
 
 
 class Graph:
     """A CUDA graph: what is captured runs once, for its memory."""
 
-    def capture_begin(self, **kwargs: object) -> None:
-        """Nothing."""
+    def _nothing(self, **kwargs: object) -> None:
+        pass
 
-    def capture_end(self) -> None:
-        """Nothing."""
-
-    def replay(self) -> None:
-        """Nothing."""
+    capture_begin = capture_end = replay = _nothing
 
 
 OPERATORS: dict[str, Any] = {}

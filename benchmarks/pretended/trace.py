@@ -46,14 +46,11 @@ class Case:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The catalogue's entry, with fewer layers where so asked."""
         whole = CATALOGUE[self.model]
         return replace(whole, layers=self.layers or whole.layers)
 
 
 class MetaGauge(TensorGauge):
-    """Counts what lies on the pretended card."""
-
     def _count(self, tensor: torch.Tensor) -> None:
         if on_meta(tensor):
             super()._count(tensor)
@@ -216,7 +213,6 @@ class _Finished(Exception):
 
 
 def optimizer_of(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """transformers' choice for the name."""
     if name == "adamw_torch_fused":
         return torch.optim.AdamW(parameters, fused=True)
     from bitsandbytes.optim import AdamW8bit
@@ -225,7 +221,6 @@ def optimizer_of(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim
 
 
 def run(case: Case, mode: Answers | None = None) -> Run:
-    """A step of the case, counted."""
     found = Run(case, mode or make_passes_run())
     found.step()
     return found

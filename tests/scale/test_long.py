@@ -125,8 +125,8 @@ def test_the_command_line_launches_a_run_from_a_file_and_goes_on_with_it(engine:
 
 
 def measured(folder: Path, *arguments: str) -> Any:
-    """What benchmarks/scale.py finds."""
-    command = [sys.executable, "-m", "benchmarks.scale", "--out", str(folder), *arguments]
+    """What engines.py finds."""
+    command = [sys.executable, "-m", "tests.scale.engines", str(folder), *arguments]
     env = {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False
@@ -144,11 +144,11 @@ def assert_equal(alone: list[dict[str, float]], several: list[dict[str, float]])
 
 
 @needs_deepspeed
-@pytest.mark.parametrize(("processes", "settings"), [("2", []), ("4", ["--settings", "rloo"])])
+@pytest.mark.parametrize(("processes", "settings"), [("2", []), ("4", ["rloo"])])
 def test_every_engine_takes_the_steps_of_one_process(
     processes: str, settings: list[str], tmp_path: Path
 ) -> None:
-    found = measured(tmp_path, "--processes", processes, *settings)
+    found = measured(tmp_path, processes, *settings)
     if not settings:
         assert {"rloo", "grpo", "dr_grpo", "reinforce"} <= found.keys()
     for runs in found.values():

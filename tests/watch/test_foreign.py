@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import foreign_logs
-from benchmarks.foreign_logs import HEALTHY, MORE_HEALTHY, MORE_SICK, SICK, Kind
 from rloo_kit.watch.log import Known, Log, rounds, told_completions
 from rloo_kit.watch.symptoms import SYMPTOMS, episodes
-from tests.watch import logs
+from tests.watch import foreign_logs, logs
+from tests.watch.foreign_logs import HEALTHY, MORE_HEALTHY, MORE_SICK, SICK, Kind
 
 SEEDS = 2  # of ten in health_alarms.md
 

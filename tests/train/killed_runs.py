@@ -1,10 +1,8 @@
 """A run that is killed at random moments, and whose checkpoints are damaged, beside the same run left alone.
 
-    OMP_NUM_THREADS=1 python benchmarks/faults.py
-
 Each run is resumed until it is done, and is then compared to the bit: weights, optimizer, and every logged figure but
 times.  It has what makes resuming hard: several steps a generation batch, two epochs, evaluations, a learning rate that
-falls.  tests/train/test_faults.py runs a shorter form; results/faults.md has what a long one found.
+falls.  For test_faults.py; run as a script it stops three dozen times, as benchmarks/results/faults.md has it.
 """
 
 from __future__ import annotations
@@ -54,7 +52,6 @@ class Runs:
         self.task = rloo_kit.tasks.addition(n_train=6, n_held_out=2, seed=0)
 
     def trainer(self, folder: Path, **settings: Any) -> rloo_kit.RLOOTrainer:
-        """Of one run in a folder."""
         config = rloo_kit.RLOOConfig(output_dir=str(folder), **{**SETTINGS, **settings})
         return rloo_kit.RLOOTrainer(
             model=self.policy,
@@ -98,7 +95,6 @@ class Runs:
 
 
 def reward(completions: Any, completion_ids: list[list[int]], **_: object) -> list[float]:
-    """Differs within any group whose completions differ."""
     return [(sum(ids) % 97) / 97 for ids in completion_ids]
 
 
@@ -230,7 +226,6 @@ def tried(kills: int, terms: int, seed: int) -> dict[str, Any]:
 
 
 def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """What two outcomes differ in."""
     names = [name for name in ("weights", "optimizer") if expected[name] != found[name]]
     for number, (one, other) in enumerate(zip(expected["log"], found["log"], strict=False)):
         names += [f"{name} at {number}" for name in one if one[name] != other.get(name)]

@@ -1,31 +1,26 @@
 """One process, and several by DDP, DeepSpeed's ZeRO-2 and ZeRO-3: the same first steps, on CPUs by gloo.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.scale      # writes benchmarks/results/scale.md; needs the extra deepspeed
+    python -m tests.scale.engines FOLDER PROCESSES [SETTING ...]
 
-Completions are the same on any process, by prompt and place in the group, and so is the global batch: what differs is
-the engine.  Each run takes two updates, so the second one's figures show the first.  Figures, no seconds: on two cores
-several processes say nothing of speed.
+For test_long.py; benchmarks/results/scale.md has the figures.  Completions are the same on any process, by prompt and
+place in the group, and so is the global batch: what differs is the engine.  Each run takes two updates, so the second
+one's figures show the first.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib.metadata
 import json
 import os
 import random
 import socket
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
 import rloo_kit
-from benchmarks.tables import document, table
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks/results/scale.md"
 K, ROWS, STEPS = 4, 8, 2
 """Completions per prompt, rows of a micro-batch of all processes together, and updates."""
 
@@ -154,7 +149,6 @@ def _child(
 
 
 def free_port() -> int:
-    """A port that is free now."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
@@ -162,7 +156,6 @@ def free_port() -> int:
 
 
 def measured(folder: Path, processes: int, settings: list[str]) -> dict[str, dict[str, list[Figures]]]:
-    """setting -> engine -> the figures of each update."""
     policy = rloo_kit.load_policy("tiny", seed=0)
     found: dict[str, dict[str, list[Figures]]] = {}
     for name in settings:
@@ -173,48 +166,7 @@ def measured(folder: Path, processes: int, settings: list[str]) -> dict[str, dic
     return found
 
 
-def furthest(alone: list[Figures], several: list[Figures]) -> float:
-    """The largest relative difference of any figure of any update."""
-    pairs = [(a[name], b[name]) for a, b in zip(alone, several, strict=True) for name in a]
-    return max(abs(a - b) / max(abs(a), 1e-3) for a, b in pairs)
-
-
-def report(found: dict[int, dict[str, dict[str, list[Figures]]]]) -> str:
-    """The page: a row a setting, with the second update of one process and how far each engine is from both."""
-    versions = ", ".join(f"{n} {importlib.metadata.version(n)}" for n in ("torch", "deepspeed", "accelerate"))
-    parts = []
-    for processes, settings in found.items():
-        rows = []
-        for name, runs in settings.items():
-            last = runs[ALONE][-1]
-            shown = [f"{last[one]:.5f}" if one in last else "" for one in ("reward", "kl", "grad_norm")]
-            rows.append([name, *shown, *(f"{furthest(runs[ALONE], runs[one]):.1e}" for one in SEVERAL)])
-        columns = ("setting", "reward", "KL", "gradient norm", *SEVERAL)
-        parts += [f"## {processes} processes", table(columns, "l" * len(columns), rows)]
-    return document(
-        "The same steps in several processes",
-        f"`OMP_NUM_THREADS=1 python -m benchmarks.scale`, on a CPU, over gloo ({versions}); on no GPU.",
-        f"The tiny policy, {ROWS * 2} completions an update, {K} a prompt, {STEPS} updates. The completions are given, "
-        "so that every engine trains on the same. Reward, KL and gradient norm are those of the second update in one "
-        "process. The column of an engine has the largest relative difference of any logged figure "
-        f"({', '.join(METRICS)}) in either update.",
-        *parts,
-    )
-
-
-def main() -> None:
-    """Measure, and write the page; or one number of processes, into figures.json of a folder."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--processes", type=int, help="2 or 4; default: both, and the page")
-    parser.add_argument("--out", type=Path, help="a folder for the runs, from which measuring goes on")
-    given = parser.parse_args()
-    folder, wanted = given.out or Path(tempfile.mkdtemp()), {2: list(SETTINGS), 4: ["rloo"]}
-    if given.processes:
-        found = measured(folder, given.processes, wanted[given.processes])
-        (folder / FIGURES).write_text(json.dumps(found))
-        return
-    RESULTS.write_text(report({count: measured(folder, count, names) for count, names in wanted.items()}))
-
-
 if __name__ == "__main__":
-    main()
+    into, count, *names = sys.argv[1:]
+    found = measured(Path(into), int(count), names or list(SETTINGS))
+    (Path(into) / FIGURES).write_text(json.dumps(found))

@@ -1,9 +1,9 @@
 """Logs in the shape of plain TRL 1.15 and unsloth, simulated: sick ones of many kinds, and healthy ones.
 
-For tests/watch and the table of symptoms; results/health_alarms.md counts what the diagnosis makes of them.  A run
-draws completions: each prompt has a chance of its own, each completion a format, an answer and a length; figures that
-no completion decides (KL, entropy, gradient, learning rate) follow a course with noise.  No policy is trained, so this
-tells whether a course that looks like this is named, and nothing about what causes it.
+For test_foreign.py and the docs' table of symptoms.  A run draws completions: each prompt has a chance of its own, each
+completion a format, an answer and a length; figures that no completion decides (KL, entropy, gradient, learning rate)
+follow a course with noise.  No policy is trained, so this tells whether a course that looks like this is named, and
+nothing about what causes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ Course = Callable[[int], float]
 
 
 def flat(value: float) -> Course:
-    """The same at every step."""
     return lambda step: value
 
 
@@ -103,11 +102,7 @@ DEAD = (
 
 SICK: dict[str, Kind] = {
     "length paid, answers still": Kind(
-        ("length hacking",),
-        rewards=LENGTH_TOO,
-        right=flat(0.4),
-        length=rise(120, 2.0, 9e9),
-        limit=4096,
+        ("length hacking",), rewards=LENGTH_TOO, right=flat(0.4), length=rise(120, 2.0, 9e9), limit=4096
     ),
     "a third cut": Kind(("truncation",), steps=60, length=flat(420.0), right=flat(0.3)),
     "too hard": Kind(DEAD[1:2], steps=60, right=flat(0.02)),
@@ -248,10 +243,7 @@ def _step(kind: Kind, step: int, rng: random.Random) -> Entry:
         },
     }
     for name, values in columns.items():
-        entry |= {
-            f"rewards/{name}/mean": statistics.fmean(values),
-            f"rewards/{name}/std": _stdev(values),
-        }
+        entry |= {f"rewards/{name}/mean": statistics.fmean(values), f"rewards/{name}/std": _stdev(values)}
     entry |= {
         "reward": statistics.fmean(totals),
         "reward_std": _stdev(totals),
