@@ -270,6 +270,10 @@ class TestTimeToAccuracy:
 
 
 class TestStep:
+    def test_the_stored_table_is_what_the_stored_runs_give(self) -> None:
+        text = (runs.RESULTS / f"{step.NAME}.md").read_text()
+        assert step.report(runs.stored(step.NAME), f"`{text.split('`')[1]}`") == text
+
     def test_the_table_compares_each_trainer_with_stock_by_the_token_without_the_first_step(self) -> None:
         seconds = {"stock": 4.0, "kit": 1.0, "stock, recomputing": 8.0, "kit, recomputing": 2.0}
         slow = Update({name: Spent(100, 100) for name in PHASES}, 1)
