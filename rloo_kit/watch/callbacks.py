@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 Logs = Mapping[str, float | None]
 OnUnhealthy = str | Callable[[Finding], object]
-""""warn", "stop" or a function."""
 
 
 class HealthCallback(TrainerCallback):
@@ -45,9 +44,7 @@ class HealthCallback(TrainerCallback):
     """
 
     def __init__(
-        self,
-        on_unhealthy: OnUnhealthy | None = None,
-        judges: Mapping[str, Judges] | None = None,
+        self, on_unhealthy: OnUnhealthy | None = None, judges: Mapping[str, Judges] | None = None
     ) -> None:
         self.on_unhealthy = None if on_unhealthy is None else checked(on_unhealthy, "HealthCallback")
         self.judges = judges
@@ -58,12 +55,7 @@ class HealthCallback(TrainerCallback):
         self._episodes = episodes(self._log(args, state))
 
     def on_log(
-        self,
-        args: Any,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Logs | None = None,
-        **kwargs: object,
+        self, args: Any, state: TrainerState, control: TrainerControl, logs: Logs | None = None, **kwargs: Any
     ) -> None:
         """Look at the log so far, and speak where an episode begins."""
         if not logs or "grad_norm" not in logs or not (log := self._log(args, state)).run:
@@ -84,11 +76,7 @@ class HealthCallback(TrainerCallback):
 
 
 def checked(on_unhealthy: object, where: str) -> OnUnhealthy:
-    """The same, if it is "warn", "stop" or a callable.
-
-    Raises:
-        ConfigError: it is not; names the class ``where`` it was given.
-    """
+    """The same; a ConfigError names the class ``where`` it was given, if it is not one of these."""
     if callable(on_unhealthy) or (isinstance(on_unhealthy, str) and on_unhealthy in ("warn", "stop")):
         return on_unhealthy
     raise ConfigError(

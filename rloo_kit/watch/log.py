@@ -246,7 +246,7 @@ class Log:
 
     @property
     def steps(self) -> str:
-        """For evidence: the steps of these entries."""
+        """For evidence."""
         first, last = self.entries[0]["step"], self.entries[-1]["step"]
         return f"step {last}" if first == last else f"steps {first}-{last}"
 

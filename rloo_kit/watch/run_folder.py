@@ -10,10 +10,9 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rewards.trl_interface import Judges, judges_of, reward_name
 from rloo_kit.errors import ConfigError
@@ -49,21 +48,13 @@ Source = TrainerLike | Sequence[Entry] | str | os.PathLike[str]
 checkpoint."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run that was read.
+class Run(NamedTuple):
+    """A run that was read."""
 
-    Attributes:
-        history: every entry of its log, evaluations too.
-        log: its training steps, with what is known of them.
-        folder: where it is known.
-        assumed: what the log does not say and was guessed from it; empty where the settings are known.
-    """
-
-    history: list[Entry]
-    log: Log
+    history: list[Entry]  # evaluations too
+    log: Log  # its training steps, with what is known of them
     folder: Path | None
-    assumed: str
+    assumed: str  # what was guessed from the log, for the report; empty where the settings are known
 
 
 def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = None) -> Run:
