@@ -154,11 +154,11 @@ def notes_on(log: Log, held_out: int = 0) -> Iterator[str]:
 
 
 def _power(log: Log, held_out: int) -> Iterator[str]:
-    """Where the reward has not risen for sure: how small a gain the run, and its held-out problems, would show."""
+    """Where the reward has not changed for sure: how small a gain the run, and its held-out problems, would show."""
     third = max(1, len(log) // 3)
     before, after = log.first(third), log.last(third)
     rise = log.change("reward", before, after)
-    if len(log) < FEW_STEPS or rise.sigmas >= 2.0 or log.height(after) >= GOOD:
+    if len(log) < FEW_STEPS or abs(rise.sigmas) >= 2.0 or log.height(after) >= GOOD:
         return
     least, counted = power.smallest_change(rise.error), f"{before.completions:,} completions a third"
     yield f"no rise is seen: reward {rise}; with {counted} a change below {least:.3f} cannot be told from chance"

@@ -83,9 +83,7 @@ def test_a_function_gets_the_findings_of_a_report_instead_of_the_print(capsys: A
 
 def test_another_value_of_on_unhealthy_is_refused_where_it_was_given() -> None:
     for value in ("shout", 3):
-        with pytest.raises(
-            ConfigError, match=r'(?s)must be "warn", "stop" or a function.*HealthCallback\(on_un'
-        ):
+        with pytest.raises(ConfigError, match=r'(?s)"warn", "stop" or a function.*HealthCallback\(on_un'):
             callbacks.HealthCallback(value)  # type: ignore[arg-type]
 
 
@@ -103,12 +101,11 @@ def judging(what: str) -> Any:
 
 ANSWER, FORM, SENTENCE = rewards.answer_reward(), rewards.thinking_reward(), rewards.sentence_reward()
 WRAPPED = rewards.cached(rewards.only_for(rewards.scaled(rewards.clipped(ANSWER), 2.0), kind="sum"))
-THOUGHT, BOTH = rewards.thought_then_answer(), rewards.thought_then_answer(correct=ANSWER)
 LENGTH, PARTIAL = rewards.length_reward(), functools.partial(judging("form"), extra=1)
 JUDGED: dict[str | None, list[Any]] = {
-    "answer": [ANSWER, BOTH, WRAPPED, rewards.gated(by=ANSWER, reward=FORM)],
-    "form": [FORM, rewards.repetition_reward(), PARTIAL, THOUGHT, rewards.weighted([FORM, SENTENCE])],
-    "length": [LENGTH, rewards.overlong_reward(64, 16), rewards.guarded(judging("length"))],
+    "answer": [ANSWER, WRAPPED, rewards.gated(by=ANSWER, reward=FORM)],
+    "form": [FORM, PARTIAL, rewards.thought_then_answer(), rewards.weighted([FORM, SENTENCE])],
+    "length": [LENGTH, rewards.guarded(judging("length"))],
     None: [right, torch.nn.Linear(1, 1), rewards.weighted([ANSWER, FORM]), rewards.gated(FORM, LENGTH)],
 }
 
@@ -143,19 +140,14 @@ def test_judges_that_are_misspelt_are_refused(name: str, what: Any) -> None:
         rewards.guarded(judging("anser"))
 
 
-def test_a_healthy_report_says_so_with_figures() -> None:
+def test_a_report_without_a_finding_says_so_with_figures_and_whether_it_was_too_short_to_tell() -> None:
     from IPython.core.formatters import DisplayFormatter
 
     report = rloo_kit.diagnose(history(30))
-    assert report.healthy
     assert str(report).startswith("healthy: nothing found, steps 1 to 30")
     assert report.figures["completions/clipped_ratio"] == (0.03, 0.03)
     assert DisplayFormatter().format(report)[0]["text/plain"] == str(report), "as a cell's value too"
-
-
-def test_few_steps_without_a_gradient_are_not_called_healthy() -> None:
     few = rloo_kit.diagnose(history(3, frac_reward_zero_std=1.0, reward_std=0.0))
-    assert few.healthy, "nothing was found"
     assert str(few).startswith("nothing learned, and too few steps to say why")
 
 

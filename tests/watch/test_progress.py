@@ -35,13 +35,9 @@ def test_a_line_ends_with_the_time_left_and_has_a_dash_for_what_is_missing(secon
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
-        ("reward", 99.5, "+99.500"),
         ("reward", 102.0, "+102.00"),  # "2/2+102.000" cannot be read
-        ("reward", -1234.5678, "-1234.6"),
-        ("reward", 123456.0, "+123456"),
         ("reward", 1234567.0, "+1e+06"),
         ("reward", float("nan"), "+nan"),
-        ("reward_std", 100.0, "100.00"),
         ("step_time", 123456.0, "123456"),
     ],
 )

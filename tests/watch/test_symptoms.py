@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.health_runs import ROOT, file_of, read
-from rloo_kit.watch.log import WINDOW, Known, Log
+from rloo_kit.watch.log import Known, Log
 from rloo_kit.watch.symptoms import SYMPTOMS, episodes
 from tests.watch.logs import CALM, KNOWN, from_step, history, symptoms
 
@@ -69,15 +69,3 @@ def test_what_a_wrecked_policy_brings_along_is_not_named_beside_its_cause() -> N
     found = symptoms(history(12, **rewards, **shares, kl=from_step(4, 0.01, 8.0)))
     assert found[0] == "KL explosion"
     assert not {"truncation", "dead groups, too hard"} & set(found)
-
-
-def test_thresholds_stand_as_far_from_healthy_runs_as_they_say() -> None:
-    runs = [read(file) for file in CALM]
-    cut = max(max(log.values("completions/clipped_ratio"), default=0.0) for log in runs)
-    kl = max(max(log.values("kl"), default=0.0) for log in runs)
-    assert (round(cut, 3), round(kl, 2)) == (0.125, 0.31)
-    for log in runs:
-        for end in range(2 * WINDOW, len(log) + 1):
-            now, so_far = log.first(end).last(WINDOW), log.first(end)
-            kept = now.mean("entropy") / log.first(3).mean("entropy")
-            assert not (kept < 0.5 and so_far.height() < 2 / 3)
