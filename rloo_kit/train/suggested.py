@@ -55,11 +55,11 @@ WARMED = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 0.05}
 ONCE = {"num_iterations": 1, "importance_sampling_level": None}
 TWICE = {"num_iterations": 2, "importance_sampling_level": "token"}
 TINY = {"learning_rate": 1e-3, "max_steps": 30, **CONSTANT, **TWICE}
-SMALL = {"learning_rate": 1e-4, "max_steps": 40, **CONSTANT, **TWICE}
-RESULTS = "measured: benchmarks/results/time_to_accuracy"
+SMALL = {"learning_rate": 3e-4, "max_steps": 40, **CONSTANT, **TWICE}
+RESULTS = "measured: benchmarks/results"
 MEASURED = {
-    "tiny": Evidence(TINY, completion_tokens=32, source=f"{RESULTS}.md"),
-    "small": Evidence(SMALL, completion_tokens=40, source=f"{RESULTS}_words_low_rate.md"),
+    "tiny": Evidence(TINY, completion_tokens=32, source=f"{RESULTS}/time_to_accuracy.md"),
+    "small": Evidence(SMALL, completion_tokens=40, source=f"{RESULTS}/settings_words.md"),
 }
 """Of the bundled policy, and of one below 1 B parameters in 16 or 32 bit on a CPU, SmolLM2-135M."""
 
