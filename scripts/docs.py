@@ -13,6 +13,7 @@ is replaced by what the function of that name in :data:`BLOCKS` returns.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import inspect
@@ -386,7 +387,8 @@ def stale() -> dict[Path, str]:
 
 
 def main() -> int:
-    found = stale()
+    with contextlib.redirect_stdout(None):  # what suggested settings say of themselves
+        found = stale()
     for page, text in found.items():
         print(f"{page.relative_to(ROOT)} is out of date")
         if "--check" not in sys.argv:

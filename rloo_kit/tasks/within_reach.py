@@ -61,12 +61,16 @@ def within_reach(
 
     Raises:
         ConfigError: a number out of range; a file of another policy, reward or sampling; several processes.
-        DatasetError: no prompt is within reach.
+        DatasetError: no row, or no prompt within reach.
     """
     numbers: Row = {"low": low, "high": high, "n": n, "n_prompts": n_prompts, "seed": seed}
     hints = {"low": Share, "high": Share, "n": Count, "n_prompts": Count | None, "seed": Seed}
     argument_types.check(numbers, hints, "within_reach")
     rows: list[Row] = list(dataset if n_prompts is None else dataset.take(n_prompts))
+    if not rows:
+        raise DatasetError(
+            "the dataset has no rows", where="within_reach", todo="give the prompts to train on"
+        )
     check_signature(reward, columns_of(rows[0]))
     drawn = {"temperature": policy.checkpoint.temperature, **sampling}
     sampling = {"n": n, "max_new_tokens": max_new_tokens, **drawn}

@@ -55,7 +55,7 @@ WARMED = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 0.05}
 ONCE = {"num_iterations": 1, "importance_sampling_level": None}
 TWICE = {"num_iterations": 2, "importance_sampling_level": "token"}
 TINY = {"learning_rate": 1e-3, "max_steps": 30, **CONSTANT, **TWICE}
-SMALL = {"learning_rate": 3e-4, "max_steps": 40, **CONSTANT, **TWICE}
+SMALL = {"learning_rate": 3e-4, "max_steps": 20, **CONSTANT, **TWICE}
 RESULTS = "measured: benchmarks/results"
 MEASURED = {
     "tiny": Evidence(TINY, completion_tokens=32, source=f"{RESULTS}/time_to_accuracy.md"),
@@ -131,7 +131,8 @@ def _completion(evidence: Evidence, policy: Any, answer: int, base: Plan) -> tup
         work, why = thinking + FIT_COMPLETION_TOKENS, "the thinking budget, and an answer in words"
     model, positions = getattr(policy, "model", None), base.model.checkpoint.positions
     room = (getattr(model, "max_seq_length", None) or positions) - base.settings.prompt_tokens
-    return min(work + answer, room), f"{answer} for the longest answer, {work} for the way to it: {why}"
+    longest = f"{answer} for the longest answer, " if answer else ""
+    return min(work + answer, room), f"{longest}{work} for the way to it: {why}"
 
 
 def _smaller(base: Plan, given: Settings, tokens: int) -> Iterator[Plan]:

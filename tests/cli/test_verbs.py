@@ -183,7 +183,11 @@ def broken(completions, **kwargs):
     ("reward", "status", "says"),
     [
         ("task.correct", 0, "no exploit among"),
-        ("{rewards.overlong_reward: {max_completion_length: 4096, soft: 64}}", 0, "no more than one with nothing in it"),
+        (
+            "{rewards.overlong_reward: {max_completion_length: 4096, soft: 64}}",
+            0,
+            "than one with nothing in it",
+        ),
         ("{rewards.thinking_reward: {}}", 1, "thinking_reward pays"),
         ("own.py:constant", 1, "Every score is equal: nothing to learn from"),
         ("own.py:broken", 1, "broken raised TypeError: list indices"),
