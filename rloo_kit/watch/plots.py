@@ -206,18 +206,20 @@ def _draw_panel(axis: Axes, shown: Sequence[Curve], log: Log) -> None:
         if curve.dash == POINTS:
             axis.plot(curve.steps, curve.values, "D", color=curve.colour, mfc="white", label=curve.label)
             continue
-        means = curve.means
+        # A step whose groups are all without variance has no entropy: the line joins those that have one.
+        known = ~np.isnan(curve.values)
+        steps, means = np.asarray(curve.steps)[known], curve.means[known]
         if curve is shown[0] or len(shown) < 3:
-            axis.plot(curve.steps, curve.values, color=curve.colour, linewidth=0.8, alpha=0.35)
+            axis.plot(steps, curve.values[known], color=curve.colour, linewidth=0.8, alpha=0.35)
         if curve.label == "mean reward":
             error, (low, high) = 2 * log.error("reward", log.last(curve.window)), log.range()
             # How far down a reward goes that can be negative is not known.
             band = np.clip([means - error, means + error], low if low == 0.0 else None, high)
-            axis.fill_between(curve.steps, *band, color=curve.colour, alpha=0.18, linewidth=0)
+            axis.fill_between(steps, *band, color=curve.colour, alpha=0.18, linewidth=0)
         look: dict[str, Any] = {"color": curve.colour, "linestyle": curve.dash}
-        look["marker"] = "." if len(means) <= 30 else ""  # a figure that no line leads to
+        look["marker"] = "." if len(means) <= 30 else ""
         look["linewidth"] = 2.0 if curve.dash == "-" else 1.5
-        axis.plot(curve.steps, means, label=f"{shortened(curve.label, 30)}  {curve.ends}", **look)
+        axis.plot(steps, means, label=f"{shortened(curve.label, 30)}  {curve.ends}", **look)
     axis.set_title(shown[0].panel, loc="left", fontsize=9, fontweight="bold")
     axis.set_ylabel(shown[0].unit, fontsize=8)
     if shown[0].unit == "%":

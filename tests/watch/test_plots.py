@@ -154,3 +154,12 @@ def test_the_running_mean_is_that_of_finite_neighbours_in_a_tenth_of_the_run(
         around = values[max(0, index - window // 2) : index + window // 2 + 1]
         near = [value for value in around if not math.isnan(value)]
         assert math.isnan(mean) if math.isnan(values[index]) else mean == pytest.approx(sum(near) / len(near))
+
+
+def test_a_line_joins_the_entries_that_have_its_figure() -> None:
+    """A step whose groups are all without variance has no entropy."""
+    history = [step(n) | ({"entropy": None} if n == 4 else {}) for n in range(1, 7)]
+    policy = plots.plot(history).axes[-1]
+    (entropy,) = [line for line in policy.lines if str(line.get_label()).startswith("entropy")]
+    assert list(entropy.get_xdata()) == [1, 2, 3, 5, 6]
+    assert not any(map(math.isnan, entropy.get_ydata()))
