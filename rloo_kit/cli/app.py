@@ -1,7 +1,7 @@
 """The command ``rloo-kit``: its verbs, each of which calls what a notebook would call, and prints.
 
-A verb imports what is heavy when it is called, so that ``--help`` is quick, and after the configuration was checked.
-Errors are said without a traceback; a bug of the kit's keeps it.
+A verb imports what is heavy when it is called, so that ``--help`` is quick.  Errors are said without a traceback; a bug
+of the kit's keeps it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,18 +21,17 @@ from rloo_kit.errors import ConfigError, RLOOKitError
 from rloo_kit.session import multi_process, output
 
 if TYPE_CHECKING:
-    from rloo_kit.cli.config import Config
     from rloo_kit.cli.run import Run
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 FAULTY = 2  # the exit status of what was asked for wrongly; 1 is a verb's own "no"
 INTERRUPTED = 130
 AS_RUN = "_run.yaml"  # in output_dir; what begins so is not pushed to the hub with it
 
 Of, Given = typer.Option, typer.Argument
-ConfigFile = Annotated[Path, Given(metavar="CONFIG.yaml", help="The run: policy, task, rewards, trainer.")]
+_run = Given(
+    metavar="CONFIG.yaml", exists=True, dir_okay=False, help="The run: policy, task, rewards, trainer."
+)
+ConfigFile = Annotated[Path, _run]
 _set = Of("--set", metavar="KEY=VALUE", help="Replace a value: trainer.max_steps=5.  As often as needed.")
 Settings = Annotated[list[str] | None, _set]
 Card = Annotated[str | None, Of(help="'rtx 3060 12gb', 't4', '8GB'; by default this machine.")]
@@ -50,16 +49,17 @@ Out = Annotated[Path | None, _out]
 Force = Annotated[bool, Of("--force", help="Replace what is there.")]
 
 
-def _checked(config: Path, settings: list[str] | None) -> Config:
-    from rloo_kit.cli.config import load_config
-
-    return load_config(config, settings or ())
-
-
-def _assembled(checked: Config, saves: bool = False) -> Run:
+def _assembled(
+    config: Path, settings: list[str] | None, adapter: str | None = None, saves: bool = False
+) -> Run:
     rloo_kit.prepare()
     from rloo_kit.cli import run
+    from rloo_kit.cli.config import load_config
 
+    checked = load_config(config, settings or ())
+    if adapter:
+        others = {name: value for name, value in checked.policy.items() if name != "model_name"}
+        checked.policy = {**others, "name": adapter}
     if saves:
         run.check_place(checked)
     return run.assembled(checked)
@@ -70,14 +70,15 @@ def doctor() -> None:
 
     And every variable in effect, and the largest policy that fits.  Exit status 1 where something is to be put right.
     """
-    found = rloo_kit.prepare()
-    takes, fits = "tiny: no GPU; smollm2-135m is the real language model that a CPU can train", True
-    if found.device == "cuda":
+    environment = rloo_kit.prepare()
+    policy, fits = "tiny: no GPU; smollm2-135m is the real language model that a CPU can train", True
+    if environment.device == "cuda":
         planned = rloo_kit.fit()
-        takes, fits = f"{planned.model.checkpoint.name}: {planned.summary}", planned.fits == "fits"
-    typer.echo("\n".join(f"{'':11}{name}={value}, {why}" for name, value, why in found.variables))
-    typer.echo(f"{'policy':<11}{takes}")
-    raise typer.Exit(int(bool(found.warnings) or not fits))
+        policy, fits = f"{planned.model.checkpoint.name}: {planned.summary}", planned.fits == "fits"
+    for name, value, why in environment.variables:
+        typer.echo(f"{'':11}{name}={value}, {why}")
+    typer.echo(f"{'policy':<11}{policy}")
+    raise typer.Exit(int(bool(environment.warnings) or not fits))
 
 
 def cards(card: OneCard = None) -> None:
@@ -98,12 +99,12 @@ def plan(
     And what to change if not.  Computed from shapes: no weights are loaded.  Exit status 1 where it is tight or does
     not fit.
     """
-    checked = _checked(config, set_)
-    from rloo_kit.cli import run
+    from rloo_kit.cli.config import load_config
+    from rloo_kit.cli.run import planned
 
-    found = run.planned(checked, card, prompt_tokens)
-    typer.echo(found)
-    raise typer.Exit(int(found.fits != "fits"))
+    plan = planned(load_config(config, set_ or ()), card, prompt_tokens)
+    typer.echo(plan)
+    raise typer.Exit(int(plan.fits != "fits"))
 
 
 def train(config: ConfigFile, set_: Settings = None, dry_run: DryRun = False, resume: Resume = False) -> None:
@@ -112,20 +113,20 @@ def train(config: ConfigFile, set_: Settings = None, dry_run: DryRun = False, re
     Says before the first step whether the run fits.  With a section 'evaluate' it measures before and after, with
     'save' it writes the adapter.  The configuration as it was run is kept in the run's folder.
     """
-    checked = _checked(config, set_)
-    made = _assembled(checked, saves=True)
-    output.say(f"\n{made.task.name}: {made.task.description}\n\n{made.plan()}\n")
+    run = _assembled(config, set_, saves=True)
+    output.say(f"\n{run.task.name}: {run.task.description}\n\n{run.plan()}\n")
+    as_run = run.config.resolved()
     if dry_run:
-        output.say(f"{checked.resolved()}\n{made.first_prompt()}")
+        output.say(f"{as_run}\n{run.first_prompt()}")
         return
-    trainer = made.trainer()  # what it refuses is said before anything is measured
-    results = made.measured("before")
+    trainer = run.trainer()  # what it refuses is said before anything is measured
+    results = run.measured("before")
     trainer.train(resume_from_checkpoint=resume or None)
     if multi_process.is_main():
-        (trainer.folder / AS_RUN).write_text(checked.resolved(), encoding="utf-8")
-    results |= made.measured("after")
-    if checked.save is not None:
-        output.say(f"adapter: {made.policy.save(checked.save, results=results)}")
+        (trainer.folder / AS_RUN).write_text(as_run, encoding="utf-8")
+    results |= run.measured("after")
+    if run.config.save is not None:
+        output.say(f"adapter: {run.policy.save(run.config.save, results=results)}")
 
 
 def evaluate(config: ConfigFile, adapter: Adapter = None, n: Problems = None, set_: Settings = None) -> None:
@@ -133,13 +134,9 @@ def evaluate(config: ConfigFile, adapter: Adapter = None, n: Problems = None, se
 
     Each with a 95 % interval.
     """
-    checked = _checked(config, set_)
-    if adapter:
-        others = {name: value for name, value in checked.policy.items() if name != "model_name"}
-        checked.policy = {**others, "name": adapter}
-    made = _assembled(checked)
-    asked = (checked.evaluate or {}) | ({"n": n} if n else {})
-    typer.echo(f"\n{adapter or made.policy.checkpoint.name}\n{made.measure(**asked)}")
+    run = _assembled(config, set_, adapter)
+    settings = (run.config.evaluate or {}) | ({"n": n} if n else {})
+    typer.echo(f"\n{adapter or run.policy.checkpoint.name}\n{run.measure(**settings)}")
 
 
 def audit(config: ConfigFile, set_: Settings = None) -> None:
@@ -150,13 +147,12 @@ def audit(config: ConfigFile, set_: Settings = None) -> None:
     """
     import rewards
 
-    made = _assembled(_checked(config, set_))
-    failed = False
-    for reward in made.rewards:
-        found = rewards.audit(reward, tokenizer=made.policy.tokenizer, rows=made.task.train)
-        typer.echo(f"\n{found}")
+    run, failed = _assembled(config, set_), False
+    for reward in run.rewards:
+        audited = rewards.audit(reward, tokenizer=run.policy.tokenizer, rows=run.task.train)
+        typer.echo(f"\n{audited}")
         try:
-            found.raise_for()
+            audited.raise_for()
         except rewards.AuditFailed:
             failed = True
     raise typer.Exit(int(failed))
@@ -168,12 +164,9 @@ def diagnose(log: Log) -> None:
     Of the kit's or of plain TRL's: with figures, and the setting to change.
     Exit status 1 where something was found.
     """
-    from rloo_kit.watch.run_folder import read_run
-
-    read_run(log, "diagnose")  # what is no log is said before the stack is imported
-    found = rloo_kit.diagnose(log)
-    typer.echo(found)
-    raise typer.Exit(int(bool(found.findings)))
+    diagnosis = rloo_kit.diagnose(log)
+    typer.echo(diagnosis)
+    raise typer.Exit(int(bool(diagnosis.findings)))
 
 
 def export(run: RunFolder, out: Out = None, force: Force = False) -> None:
@@ -230,20 +223,20 @@ def _as_yaml(recipe: dict[str, Any], run: Path, functions: str) -> str:
 # --- the program ------------------------------------------------------------------------------------------
 
 
-def explained(verb: Callable[P, R]) -> Callable[P, R]:
+def explained(verb: Callable[..., None]) -> Callable[..., None]:
     """The verb, whose errors are printed in three lines each; exit status 2, or 130 where it was interrupted."""
 
     @functools.wraps(verb)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+    def run(**options: Any) -> None:
         try:
-            return verb(*args, **kwargs)
+            verb(**options)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
-            found = error.exceptions if isinstance(error, ExceptionGroup) else [error]
-            if not all(isinstance(one, RLOOKitError) or "\nWhat to do: " in str(one) for one in found):
+            faults = error.exceptions if isinstance(error, ExceptionGroup) else [error]
+            if not all(isinstance(fault, RLOOKitError) or "\nWhat to do: " in str(fault) for fault in faults):
                 raise  # it was not raised on purpose, by the kit or by rewards
-            typer.echo("\n\n".join(map(str, found)), err=True)
+            typer.echo("\n\n".join(map(str, faults)), err=True)
             raise typer.Exit(FAULTY) from None
 
     return run

@@ -42,14 +42,13 @@ class Run:
     def plan(self) -> Plan:
         """The memory and the time of this run, at the longest of its prompts."""
         _, longest = data_checks.longest_prompts(self.task.train)
-        held_out, asked = len(self.task.held_out), self.config.evaluate
-        counted: dict[str, Any] = {
-            "prompt_tokens": max(map(len, self._tokens(longest))),
-            "eval_rows": held_out,
-        }
-        if asked is not None:
-            counted["evaluate"] = {**asked, "n": min(asked.get("n") or held_out, held_out)}
-        return rloo_kit.plan(self.policy, self.args, **counted)
+        held_out, evaluated = len(self.task.held_out), self.config.evaluate
+        if evaluated is not None:
+            evaluated = {**evaluated, "n": min(evaluated.get("n") or held_out, held_out)}
+        tokens = max(map(len, self._tokens(longest)))
+        return rloo_kit.plan(
+            self.policy, self.args, prompt_tokens=tokens, eval_rows=held_out, evaluate=evaluated
+        )
 
     def first_prompt(self) -> str:
         """The first problem as the policy reads it."""
@@ -60,8 +59,7 @@ class Run:
 
     def trainer(self) -> RLOOTrainer:
         """The trainer, not started."""
-        evaluates = str(getattr(self.args.eval_strategy, "value", self.args.eval_strategy)) != "no"
-        held_out = self.task.held_out if evaluates else None
+        held_out = self.task.held_out if self.args.eval_strategy != "no" else None
         return RLOOTrainer(self.policy, list(self.rewards), self.args, self.task.train, held_out)
 
     def measure(self, **settings: Any) -> Evaluation:
@@ -79,10 +77,10 @@ class Run:
         """An evaluation by its name, printed; empty where the configuration asks for none."""
         if self.config.evaluate is None:
             return {}
-        found = {name: self.measure(**self.config.evaluate)}
-        output.say(f"\n{name}\n{found[name]}\n")
-        self.policy.model.measured = found  # for the cards of checkpoints
-        return found
+        results = {name: self.measure(**self.config.evaluate)}
+        output.say(f"\n{name}\n{results[name]}\n")
+        self.policy.model.measured = results  # for the cards of checkpoints
+        return results
 
 
 def assembled(config: Config) -> Run:
@@ -92,23 +90,23 @@ def assembled(config: Config) -> Run:
         ConfigError: a reward refuses its arguments or cannot be called by TRL; with its place in the file.
         RLOOKitError: the policy or the task cannot be had.
     """
-    args, policy = config.args, load_policy(**config.policy)
+    policy = load_policy(**config.policy)
     ((name, arguments),) = config.task.items()
+    # What the task is to know of the run, as far as it takes it: one that samples the policy does so as training.
+    of_run = {"policy": policy, "chat_template_kwargs": config.args.chat_template_kwargs}
+    of_run["max_new_tokens"] = config.args.max_completion_length
+    make = getattr(tasks, name)
+    takes = inspect.signature(make).parameters
     with config.at("task", name):
-        make = getattr(tasks, name)
-        # What the task is to know of the run, as far as it takes it: one that samples the policy does so as training.
-        told = {"policy": policy, "chat_template_kwargs": args.chat_template_kwargs}
-        told["max_new_tokens"] = args.max_completion_length
-        takes = inspect.signature(make).parameters
-        task: Task = make(**{key: value for key, value in told.items() if key in takes} | arguments)
+        task: Task = make(**{key: of_run[key] for key in of_run if key in takes} | arguments)
     known = {"task.correct": task.correct, "policy.tokenizer": policy.tokenizer}
     known["policy.tokens"] = policy.checkpoint.tokens
-    found: list[Reward] = []
+    functions: list[Reward] = []
     for index, entry in enumerate(config.rewards):
         with config.at("rewards", index):
-            found.append(reward_entries.made(entry, known))
-            rewards.check_signature(found[-1], data_checks.reward_columns(task.train))
-    return Run(config, config.args_for(policy, task), policy, task, found)
+            functions.append(reward_entries.made(entry, known))
+            rewards.check_signature(functions[-1], data_checks.reward_columns(task.train))
+    return Run(config, config.args_for(policy, task), policy, task, functions)
 
 
 def check_place(config: Config) -> None:
@@ -125,17 +123,17 @@ def check_place(config: Config) -> None:
 
 def planned(config: Config, card: str | None = None, prompt_tokens: int | None = None) -> Plan:
     """The memory and the time of a run, from its policy's shape alone."""
-    asked, device = load.settled(config.policy), device_of(card)
+    settled, device = load.settled(config.policy), device_of(card)
     shape: dict[str, Any] = {
-        "load_in_4bit": asked.four_bit,
-        "gradient_checkpointing": asked.gradient_checkpointing,
+        "load_in_4bit": settled.four_bit,
+        "gradient_checkpointing": settled.gradient_checkpointing,
+        "full_finetuning": settled.lora is None,
+        "prompt_tokens": prompt_tokens,
+        "evaluate": config.evaluate,
     }
-    if asked.lora is None:
-        shape["full_finetuning"] = True
-    else:
-        shape |= {"lora_rank": asked.lora.rank, "target_modules": asked.lora.modules}
-    vllm = ("fast_inference", "gpu_memory_utilization")
-    shape |= {name: asked.further[name] for name in vllm if name in asked.further}
-    name = asked.name or (first_run(device)[0] if device.on_gpu else "tiny")
-    shape |= {"prompt_tokens": prompt_tokens, "evaluate": config.evaluate}
+    if settled.lora is not None:
+        shape |= {"lora_rank": settled.lora.rank, "target_modules": settled.lora.modules}
+    vllm = {"fast_inference", "gpu_memory_utilization"} & settled.further.keys()
+    shape |= {name: settled.further[name] for name in vllm}
+    name = settled.name or (first_run(device)[0] if device.on_gpu else "tiny")
     return rloo_kit.plan(name, config.args_for(name, None, device), device, **shape)

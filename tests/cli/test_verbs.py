@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import rloo_kit
 from rloo_kit.cli import run
-from rloo_kit.cli.config import load_config
+from rloo_kit.cli.config import load_config, read
 from tests.cli.conftest import CONFIG, Command
 from tests.conftest import ROOT, Script
 
@@ -31,20 +30,15 @@ def test_help_names_every_verb_in_a_line_each_and_imports_nothing_heavy(
     assert heavy.stdout.strip() == "set()"
 
 
-def test_doctor_shows_the_machine_and_what_it_would_train(command: Command, folder: Path) -> None:
+def test_doctor_cards_and_plan_say_what_the_machine_takes_and_whether_a_run_fits(
+    command: Command, folder: Path
+) -> None:
     said = command("doctor").output
-    assert "device     cpu" in said
-    assert "policy     tiny" in said
-    assert "TOKENIZERS_PARALLELISM=false" in said
-
-
-def test_cards_shows_the_table_of_the_docs_and_one_card_in_full(command: Command) -> None:
+    for line in ("device     cpu", "policy     tiny", "TOKENIZERS_PARALLELISM=false"):
+        assert line in said
     assert command("cards").output.strip() in (ROOT / "docs/cards.md").read_text()
     assert command("cards", "12GB").output.startswith("qwen3-8b in 4 bit")
     assert command("cards", "rtx 9999").exit_code == 2
-
-
-def test_plan_says_whether_a_run_fits_a_card_and_what_to_change(command: Command, folder: Path) -> None:
     fits = command("plan", "mine.yaml")
     assert fits.exit_code == 0
     assert "fits: " in fits.output
@@ -77,12 +71,10 @@ def test_train_measures_trains_resumes_and_saves_the_adapter_with_its_configurat
     assert sorted(order, key=result.output.index) == order
     log = json.loads(Path("run/trainer_state.json").read_text())["log_history"]
     assert "rewards/in_time/mean" in log[0]
-    resolved = yaml.safe_load(Path("run/_run.yaml").read_text())
-    assert resolved["trainer"]["save_steps"] == 1
+    assert read("run/_run.yaml")["trainer"]["save_steps"] == 1
     assert (folder / "adapter/adapter_model.safetensors").is_file()
 
     card = (folder / "adapter/README.md").read_text()
-    assert "## Results" in card
     assert "| before | 2, greedy |" in card
     assert "| after | 2, greedy |" in card
     assert "| before | 2, greedy |" in (folder / "run/checkpoint-1/README.md").read_text()
@@ -95,11 +87,8 @@ def test_train_measures_trains_resumes_and_saves_the_adapter_with_its_configurat
 
 
 THINKING_OFF = "trainer.chat_template_kwargs={enable_thinking: false}"
-WARM = [
-    part
-    for one in ("temperature=0.7", "top_p=0.9", "top_k=20", "min_p=0.1")
-    for part in ("--set", f"trainer.{one}")
-]
+SAMPLED = ("temperature=0.7", "top_p=0.9", "top_k=20", "min_p=0.1")
+WARM = [word for setting in SAMPLED for word in ("--set", f"trainer.{setting}")]
 
 
 @pytest.fixture
@@ -117,18 +106,17 @@ def asked(shared: rloo_kit.Policy, monkeypatch: pytest.MonkeyPatch) -> list[dict
     return calls
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate"])
 def test_what_is_evaluated_is_what_is_trained(
-    verb: str, command: Command, folder: Path, asked: list[dict[str, Any]]
+    command: Command, folder: Path, asked: list[dict[str, Any]]
 ) -> None:
     measured = "evaluate={n: 2, greedy: false, samples: 2, top_k: 5}"
-    result = command(verb, "mine.yaml", "--set", THINKING_OFF, *WARM, "--set", measured)
+    result = command("train", "mine.yaml", "--set", THINKING_OFF, *WARM, "--set", measured)
     assert result.exit_code == 0, result.stderr
     as_trained = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "max_new_tokens": 8, "n": 2}
     as_trained["chat_template_kwargs"] = {"enable_thinking": False}
+    assert len(asked) == 2
     for how in asked:
         assert as_trained.items() <= how.items(), "top_k is the evaluation's own"
-    assert len(asked) == (2 if verb == "train" else 1)
 
 
 def test_greedy_evaluation_takes_the_template_and_the_weights_alone(
@@ -153,12 +141,7 @@ def test_what_the_trainer_refuses_is_said_before_anything_is_measured(
 
 
 @pytest.mark.parametrize(
-    ("place", "says"),
-    [
-        ("mine.py", "it is a file"),
-        (".", "in which this process works"),
-        ("run", "writes its checkpoints into"),
-    ],
+    ("place", "says"), [("mine.py", "it is a file"), ("run", "writes its checkpoints into")]
 )
 def test_a_place_that_the_adapter_cannot_take_is_refused_before_the_run(
     place: str, says: str, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -183,11 +166,6 @@ def broken(completions, **kwargs):
     ("reward", "status", "says"),
     [
         ("task.correct", 0, "no exploit among"),
-        (
-            "{rewards.overlong_reward: {max_completion_length: 4096, soft: 64}}",
-            0,
-            "than one with nothing in it",
-        ),
         ("{rewards.thinking_reward: {}}", 1, "thinking_reward pays"),
         ("own.py:constant", 1, "Every score is equal: nothing to learn from"),
         ("own.py:broken", 1, "broken raised TypeError: list indices"),
