@@ -175,11 +175,15 @@ def export(run: RunFolder, out: Out = None, force: Force = False) -> None:
     With the same policy, task, rewards, settings and seed.  Functions from a notebook are written into a .py beside
     it.  What cannot be written is named, with what to do.
     """
-    from rloo_kit.watch.run_folder import RECIPE
+    from rloo_kit.cli.config import written
+    from rloo_kit.watch.run_folder import NOTEBOOK, RECIPE
 
+    file = out or Path(f"{run.absolute()}.yaml")
+    functions = file.with_name(f"{file.stem}_rewards.py")
     try:
-        recipe = json.loads((run / RECIPE).read_text(encoding="utf-8"))
-        cannot, notes = recipe["cannot"], recipe["notes"]
+        text = (run / RECIPE).read_text(encoding="utf-8")
+        recipe = json.loads(text.replace(f'"{NOTEBOOK}:', f'"{functions.name}:'))
+        config, cannot, notes, source = (recipe[name] for name in ("config", "cannot", "notes", "functions"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"this is no folder of a run that can be exported: {RECIPE}, {type(error).__name__}"
         todo = "name the output_dir of a run of the kit's; plain TRL's have none"
@@ -188,10 +192,14 @@ def export(run: RunFolder, out: Out = None, force: Force = False) -> None:
         again = "; then run it again"
         faults = [ConfigError(what, where=f"{run}, {part}", todo=todo + again) for part, what, todo in cannot]
         raise ExceptionGroup(f"{run} cannot be exported", faults)
-    file = out or Path(f"{run.absolute()}.yaml")
-    functions = file.with_name(f"{file.stem}_rewards.py")
-    texts = {file: _as_yaml(recipe, run, functions.name)}
-    texts |= {functions: recipe["functions"]} if recipe["functions"] else {}
+    config["trainer"]["output_dir"] = f"{run}-again"
+    comments = [f"The run in {run}, as it was started.  'rloo-kit train' repeats it into trainer.output_dir."]
+    comments += [f"Not in it: {note}." for note in notes]
+    comments += [
+        "To measure before and after, add 'evaluate: {n: 100}'; to keep the adapter, 'save: FOLDER'."
+    ]
+    texts = {file: "".join(f"# {comment}\n" for comment in comments) + written(config)}
+    texts |= {functions: source} if source else {}
     if there := [str(path) for path in texts if path.exists() and not force]:
         raise ConfigError("the file is there already", where=there[0], todo="give another --out, or --force")
     for path, text in texts.items():
@@ -200,24 +208,6 @@ def export(run: RunFolder, out: Out = None, force: Force = False) -> None:
         typer.echo(path)
     for note in notes:
         typer.echo(f"not in it: {note}", err=True)
-
-
-def _as_yaml(recipe: dict[str, Any], run: Path, functions: str) -> str:
-    """The run as a configuration, which writes into a folder of its own and names the file of functions."""
-    from rloo_kit.cli.config import written
-    from rloo_kit.cli.reward_entries import mapped
-    from rloo_kit.watch.run_folder import NOTEBOOK
-
-    config = dict(recipe["config"])
-    config["rewards"] = mapped(
-        config["rewards"],
-        lambda name: name.replace(f"{NOTEBOOK}:", f"{functions}:", 1) if isinstance(name, str) else name,
-    )
-    config["trainer"] = (config.get("trainer") or {}) | {"output_dir": f"{run}-again"}
-    notes = [f"The run in {run}, as it was started.  'rloo-kit train' repeats it into trainer.output_dir."]
-    notes += [f"Not in it: {note}." for note in recipe["notes"]]
-    notes += ["To measure before and after, add 'evaluate: {n: 100}'; to keep the adapter, 'save: FOLDER'."]
-    return "".join(f"# {note}\n" for note in notes) + written(config)
 
 
 # --- the program ------------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ def check_launch(accelerator: Accelerator, args: trl.RLOOConfig, dataset: Datase
     if error := multi_process.downgrade(wanted, state.num_processes, kind, on_cpu=on_cpu):
         raise error
     if state.num_processes > 1 and isinstance(dataset, Dataset):
-        check_same(gather_object([run_record.rows(dataset)]))
+        check_same(gather_object([run_record.digest(dataset)]))
 
 
 def check_same(digests: list[str]) -> None:

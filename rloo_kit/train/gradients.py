@@ -15,8 +15,7 @@ FIRST_LOSS_SCALE = 1024.0
 """Where fp16's loss scaler starts.  torch starts at 65536, which suits a loss that is a mean over tokens.  RLOO's is a
 sum over some hundred tokens of a completion, and each overflow costs a step's completions to halve the scale."""
 
-NO_SCALE_LEFT = 1.0
-"""Below it the scaler has halved as often as it can: the gradient is too large, not the scale."""
+NO_SCALE_LEFT = 1.0  # below it the gradient is too large, not the scale
 
 
 def check_gradients(model: torch.nn.Module, accelerator: Accelerator, step: int) -> None:

@@ -5,31 +5,27 @@ What cannot be described stops no run, and what looks like a secret is left out,
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import inspect
 import json
 import textwrap
-import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from datasets import Dataset
 from pydantic_core import to_jsonable_python
 
-from rewards.call_records import made_by
-from rewards.thinking import ThinkTokens
-from rloo_kit.policy import load, model_card
+from rewards.call_records import Call, made_by
+from rloo_kit.errors import ConfigError
+from rloo_kit.policy import model_card
 from rloo_kit.policy.resolve import checkpoint_of_model
 from rloo_kit.redact import holds_secret, is_secret, without_hidden
 from rloo_kit.tasks.task import FILES, Origin, origin_of
 from rloo_kit.train.check_config import ESTIMATORS, HANDLERS
-from rloo_kit.train.checkpoint_integrity import replace_text
 from rloo_kit.train.config import RLOOConfig
-from rloo_kit.watch.run_folder import NOTEBOOK, RECIPE
+from rloo_kit.watch.run_folder import NOTEBOOK
 
 if TYPE_CHECKING:
     import trl
@@ -37,7 +33,10 @@ if TYPE_CHECKING:
 
     from rloo_kit.policy.model_card import Facts
 
-HEAD = '''"""Reward functions of a run in a notebook, as they were when it was trained."""
+HEAD = '''"""Reward functions of a run in a notebook, as they were when it was trained.
+
+They may need imports and names that were defined beside them: add those above.
+"""
 
 from __future__ import annotations'''
 
@@ -45,8 +44,6 @@ LEFT_OUT = "it looks as if it holds a secret"
 
 NOT_DESCRIBED = ("callbacks", "optimizers", "peft_config", "reward_processing_classes", "quantization_config")
 """Arguments of the trainer that a configuration has no word for."""
-
-METHOD = "RLOO (Ahmadian et al. 2024, arXiv 2402.14740)"
 
 SHOWN = (
     *("learning_rate", "lr_scheduler_type", "optim", "beta", "epsilon", "num_iterations", "temperature"),
@@ -61,203 +58,136 @@ ROWS = 10_000  # of a dataset, that its digest is of
 # --- in the words of a configuration ----------------------------------------------------------------------
 
 
-class CannotBeWrittenError(Exception):
-    """What is in the way, and what to do about it: its two arguments."""
-
-
 @dataclass
 class Recipe:
-    """A run in the words of a configuration: sections that could be written; those that could not, with what is in the
-    way and what to do; what is left out and changes no reward; and the source of a notebook's functions by name."""
+    """A run as a configuration that repeats it."""
 
+    correct: object = None  # the task's own reward
     config: dict[str, Any] = field(default_factory=dict)
-    cannot: list[tuple[str, str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    functions: dict[str, str] = field(default_factory=dict)
+    cannot: list[list[str]] = field(default_factory=list)  # section, what is in the way, what to do
+    notes: list[str] = field(default_factory=list)  # what is left out
+    functions: dict[str, str] = field(default_factory=dict)  # of a notebook: name -> source
 
-    def section(self, name: str, describe: Callable[..., Any], *given: Any) -> None:
+    def section(self, name: str, describe: Callable[..., Any], *arguments: Any) -> None:
         """Describe a section, or say what is in the way: a description must not cost the run."""
         try:
-            self.config[name] = describe(*given)
-        except CannotBeWrittenError as error:
-            self.cannot.append((name, *error.args))
+            self.config[name] = describe(*arguments)
+        except ConfigError as error:
+            self.cannot.append([name, error.what, error.todo])
         except Exception as error:
-            what = f"{name} cannot be described: {type(error).__name__}: {error}"
-            self.cannot.append((name, " ".join(what.split()), "write this section by hand"))
+            what = without_hidden(f"{name} cannot be described: {type(error).__name__}: {error}")
+            self.cannot.append([name, what, "write this section by hand"])
 
     def as_json(self) -> str:
         """The text of ``_run.json``."""
-        text = "\n\n\n".join([HEAD, *self.functions.values()]) + "\n" if self.functions else ""
-        cannot = [[without_hidden(part) for part in one] for one in self.cannot]
-        parts = {"config": self.config, "cannot": cannot, "notes": self.notes, "functions": text}
+        functions = "\n\n\n".join([HEAD, *self.functions.values()]) + "\n" if self.functions else ""
+        parts = {"config": self.config, "cannot": self.cannot, "notes": self.notes, "functions": functions}
         return json.dumps(parts, indent=1)
 
-    def add(self, function: Any) -> str:
-        """Take a notebook's function in, or the import of a package's; returns its name.
+    def policy(self, model: nn.Module, resumed: bool) -> dict[str, Any]:
+        call = made_by(model)
+        if call is None:
+            todo = "load it with rloo_kit.load_policy(...), and train that"
+            raise ConfigError("the model did not come from load_policy", todo=todo)
+        name = call.arguments["name"]
+        weights = (weight for key, weight in model.named_parameters() if "lora_B.default" in key)
+        if Path(name).is_dir():
+            self.notes.append(f"what the policy of {name} may have learned between load_policy and this run")
+        elif not resumed and any(bool(weight.detach().any()) for weight in weights):
+            todo = "policy.save(folder), and start the run with load_policy(folder)"
+            raise ConfigError("the policy had been trained before this run", todo=todo)
+        return self.arguments(call)
 
-        Raises:
-            CannotBeWrittenError: its source is not known, or looks as if it holds a secret.
-        """
-        name = function.__name__
-        if module := _package_of(function):
-            self.functions[name] = f"from {module} import {name}"
-            return str(name)
-        source = _source(function)
-        around = function.__globals__.keys() | {*function.__code__.co_freevars}
-        needed = sorted((_used_by(function.__code__) & around) - {name})
-        lines = [f"# {name} also needs {', '.join(needed)}: define them above."] if needed else []
-        said = {key: vars(function).get(key) for key in ("judges", "columns")}  # what a reward says of itself
-        text = "\n".join([*lines, source, *(f"{name}.{key} = {v!r}" for key, v in said.items() if v)])
-        if needed and name not in self.functions:
-            self.notes.append(f"{', '.join(needed)}, which {name} needs: define it beside {name}")
-        if self.functions.setdefault(name, text) != text:
-            raise CannotBeWrittenError(f"two functions are called {name!r}", f"rename one {name}")
-        return name
+    def task(self, origin: Origin | None) -> dict[str, Any]:
+        if origin is None or origin.side != "train":
+            todo = "write its rows into a file (dataset.to_json), make tasks.from_file(file), and train on task.train"
+            raise ConfigError("train_dataset is no task's train side as it was made", todo=todo)
+        return {origin.call.function: self.arguments(origin.call)}
+
+    def arguments(self, call: Call) -> dict[str, Any]:
+        if secret := next((name for name, value in call.arguments.items() if is_secret(name, value)), None):
+            what = f"{secret} of {call.function} is left out: {LEFT_OUT}"
+            raise ConfigError(what, todo="read it from os.environ, in a .py file")
+        return {name: self.value(value) for name, value in call.arguments.items()}
+
+    def value(self, value: Any) -> Any:
+        """A reward, with those that it is made of, or another argument of a factory."""
+        if value is not None and value is self.correct:
+            return "task.correct"
+        if (call := made_by(value)) is not None:
+            guarded = call.function == "rewards.guarded"  # the trainer does that again
+            return self.value(call.arguments["reward"]) if guarded else {call.function: self.arguments(call)}
+        if hasattr(value, "apply_chat_template"):
+            return "policy.tokenizer"
+        if isinstance(value, list | tuple):
+            return [self.value(one) for one in value]
+        return self.function(value) if callable(value) else plain(value)
+
+    def function(self, function: Any) -> str:
+        """The file of the user's that has a function, or that of a notebook's functions, which takes it in."""
+        name, module = getattr(function, "__name__", type(function).__name__), inspect.getmodule(function)
+        file, there = getattr(module, "__file__", None), getattr(module, name, None) is function
+        if module and file and there and module.__name__ != "__main__":
+            return f"{Path(file).absolute()}:{name}"
+        source = source_of(function, name)
+        if self.functions.setdefault(name, source) != source:
+            raise ConfigError(f"two functions are called {name!r}", todo=f"rename one {name}")
+        return f"{NOTEBOOK}:{name}"
 
 
-def write(folder: Path, asked: Mapping[str, Any], args: trl.RLOOConfig, resumed: bool) -> None:
-    """Write ``_run.json`` into a run's folder, of the arguments that its trainer was given."""
-    recipe, origin = Recipe(), origin_of(asked["train_dataset"])
-    correct = None if origin is None else origin.correct
-    recipe.section("policy", _policy, recipe, asked["model"], resumed)
-    recipe.section("task", _task, origin)
-    recipe.section("rewards", lambda: [_reward(recipe, one, correct) for one in asked["reward_funcs"]])
+def recipe_of(given: Mapping[str, Any], args: trl.RLOOConfig, resumed: bool) -> Recipe:
+    """The run of a trainer that was given these arguments."""
+    origin, held_out = origin_of(given["train_dataset"]), origin_of(given.get("eval_dataset"))
+    recipe = Recipe(None if origin is None else origin.correct)
+    recipe.section("policy", recipe.policy, given["model"], resumed)
+    recipe.section("task", recipe.task, origin)
+    recipe.section("rewards", recipe.value, given["reward_funcs"])
     recipe.section("trainer", settings_of, args, recipe.notes)
-    measured = origin_of(evaluated := asked.get("eval_dataset"))
-    if evaluated is not None and (measured is None or measured.side != "held_out"):
-        what = "eval_dataset is not the task's held-out side"
-        recipe.cannot.append(("task", what, "pass eval_dataset=task.held_out"))
-    recipe.notes += [f"the trainer's {name}" for name in NOT_DESCRIBED if asked.get(name)]
-    replace_text(folder / RECIPE, recipe.as_json())
+    if given.get("eval_dataset") is not None and (held_out is None or held_out.side != "held_out"):
+        recipe.notes.append("eval_dataset: the task's held-out side is evaluated in its place")
+    if recipe.functions:
+        recipe.notes.append(f"imports and names that {', '.join(recipe.functions)} may use: add them beside")
+    recipe.notes += [f"the trainer's {name}" for name in NOT_DESCRIBED if given.get(name)]
+    return recipe
 
 
-def _policy(recipe: Recipe, model: nn.Module, resumed: bool) -> dict[str, Any]:
-    call = made_by(model)
-    if call is None:
-        todo = "load it with rloo_kit.load_policy(...), and train that"
-        raise CannotBeWrittenError("the model did not come from load_policy", todo)
-    saved = Path(call.arguments["name"])
-    changed = (bool(p.detach().any()) for n, p in model.named_parameters() if "lora_B.default" in n)
-    if saved.is_dir():
-        recipe.notes.append(f"what the policy of {saved} may have learned between load_policy and this run")
-    elif not resumed and any(changed):
-        todo = "policy.save(folder), and start the run with load_policy(folder)"
-        raise CannotBeWrittenError("the policy had been trained before this run", todo)
-    if further := [n for n in call.arguments if n not in load.NAMES]:
-        what = f"load_policy was given {', '.join(further)}, which a configuration does not take"
-        raise CannotBeWrittenError(what, f"leave {further[0]} out, or load the policy in a notebook")
-    return {name: _plain(value) for name, value in call.arguments.items()}
-
-
-def _task(origin: Origin | None) -> dict[str, Any]:
-    if origin is None or origin.side != "train":
-        todo = "write its rows into a file (dataset.to_json), make tasks.from_file(file), and train on task.train"
-        raise CannotBeWrittenError("train_dataset is no task's train side as it was made", todo)
-    return {origin.call.function: {name: _plain(value) for name, value in origin.call.arguments.items()}}
-
-
-def _reward(recipe: Recipe, reward: object, correct: object) -> Any:
-    """A reward as an entry of a configuration."""
-    if reward is correct:
-        return "task.correct"
-    if (call := made_by(reward)) is not None:
-        if call.function == "rewards.guarded":
-            return _reward(recipe, call.arguments["reward"], correct)
-        if secret := next((n for n, v in call.arguments.items() if is_secret(n, v)), None):
-            todo = "read it from os.environ, in a .py file"
-            raise CannotBeWrittenError(f"{secret} is left out: {LEFT_OUT}", todo)
-        return {call.function: {n: _argument(recipe, v, correct) for n, v in call.arguments.items()}}
-    if not callable(reward):
-        todo = "load it in a .py file with rewards.reward_model"
-        raise CannotBeWrittenError(f"a reward is a {type(reward).__name__}", todo)
-    return _place_of(reward) or f"{NOTEBOOK}:{recipe.add(reward)}"
-
-
-def _place_of(function: Any) -> str:
-    """The file of the user's that has it, but not a notebook or a script."""
-    there, name = getattr(function, "__globals__", {}), getattr(function, "__name__", "")
-    module, file = there.get("__name__", ""), there.get("__file__")
-    if not file or module == "__main__" or there.get(name) is not function or _package_of(function):
-        return ""
-    return f"{Path(file).absolute()}:{name}"
-
-
-def _package_of(function: Any) -> str:
-    """The module of an installed package that it can be imported from."""
-    there, name = getattr(function, "__globals__", {}), getattr(function, "__name__", "")
-    module = str(there.get("__name__", ""))
-    installed = {"site-packages", "dist-packages"} & {*Path(there.get("__file__") or "").parts}
-    own = module.partition(".")[0] in ("rloo_kit", "rewards")
-    return module if there.get(name) is function and (own or installed) else ""
-
-
-def _source(function: Callable[..., Any]) -> str:
-    called = getattr(function, "__name__", type(function).__name__)
-    put = "put it into a .py file as 'def reward(completions, **kwargs)', and pass it from there"
+def source_of(function: Callable[..., Any], name: str) -> str:
+    todo = "put it into a .py file as 'def reward(completions, **kwargs)', and pass it from there"
+    if name == "<lambda>":
+        raise ConfigError("a reward is a lambda, which has no name", todo=todo)
     try:
         source = textwrap.dedent(inspect.getsource(function)).rstrip()
-    except (OSError, TypeError) as error:
-        raise CannotBeWrittenError(f"the source of {called} is not known", put) from error
-    if called == "<lambda>":
-        raise CannotBeWrittenError("a reward is a lambda, which has no name", put)
+    except (OSError, TypeError):
+        raise ConfigError(f"the source of {name} is not known", todo=todo) from None
     if holds_secret(source):
-        what = f"the source of {called} is left out: {LEFT_OUT}"
-        raise CannotBeWrittenError(what, "read it from os.environ")
+        raise ConfigError(f"the source of {name} is left out: {LEFT_OUT}", todo="read it from os.environ")
     return source
 
 
-def _argument(recipe: Recipe, value: Any, correct: object) -> Any:
-    """A factory's argument: a reward, several, tokens, or a plain value."""
-    if isinstance(value, ThinkTokens):
-        return dataclasses.asdict(value) | {"eos_ids": list(value.eos_ids)}
-    if hasattr(value, "apply_chat_template"):
-        return "policy.tokenizer"
-    if isinstance(value, list | tuple) and any(map(callable, value)):
-        return [_reward(recipe, one, correct) for one in value]
-    return _reward(recipe, value, correct) if callable(value) else _plain(value)
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value as JSON and YAML have it."""
-
-    def scalar(it: Any) -> Any:
-        return str(it).removeprefix("torch.") if isinstance(it, torch.dtype) else it.item()
-
     try:
-        found = to_jsonable_python(value, fallback=scalar)
-    except (AttributeError, ValueError, TypeError):
+        as_json = to_jsonable_python(value)
+    except (ValueError, TypeError):
         what = f"a {type(value).__name__} cannot be written into a file"
-        raise CannotBeWrittenError(what, "give a number, a text, or a list of them") from None
-    if holds_secret(str(found)):
-        raise CannotBeWrittenError(
-            f"a text is left out: {LEFT_OUT}", "read it from os.environ, in a .py file"
-        )
-    return found
+        raise ConfigError(what, todo="give a number, a text, or a list of them") from None
+    if holds_secret(str(as_json)):
+        raise ConfigError(f"a text is left out: {LEFT_OUT}", todo="read it from os.environ, in a .py file")
+    return as_json
 
 
 def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
-    """The settings that were given.
-
-    Raises:
-        CannotBeWrittenError: one of them is no plain value, or it is not known which were given.
-    """
+    """The settings that were given; ``notes`` gets a word on each secret and function, which is left out."""
     given = args.given() if isinstance(args, RLOOConfig) else {}
     if not given:
         what = f"it is not known which settings this {type(args).__name__} was given"
-        raise CannotBeWrittenError(what, "make it as rloo_kit.RLOOConfig(...), not read from a file")
+        raise ConfigError(what, todo="make it as rloo_kit.RLOOConfig(...), not read from a file")
     if given.get("advantage_estimator", ESTIMATORS[0]) not in ESTIMATORS:
-        raise CannotBeWrittenError("advantage_estimator is a function", "take one of the kit's by its name")
-    secret = [name for name, value in given.items() if is_secret(name, value)]
-    functions = [name for name, value in given.items() if isinstance(value, str) and value in HANDLERS]
-    notes += [f"{name}, which belongs into .env" for name in secret]
-    notes += [f"{name}, a function" for name in functions]
-    return {name: _plain(value) for name, value in given.items() if name not in (*secret, *functions)}
-
-
-def _used_by(code: types.CodeType) -> set[str]:
-    # inspect.getclosurevars does not look into comprehensions before Python 3.12.
-    inner = (_used_by(one) for one in code.co_consts if isinstance(one, types.CodeType))
-    return {*code.co_names, *code.co_freevars}.union(*inner)
+        raise ConfigError("advantage_estimator is a function", todo="take one of the kit's by its name")
+    left_out = {name: "which belongs into .env" for name, value in given.items() if is_secret(name, value)}
+    left_out |= {"on_unhealthy": "a function"} if given.get("on_unhealthy") in HANDLERS else {}
+    notes += [f"{name}, {why}" for name, why in left_out.items()]
+    return {name: plain(value) for name, value in given.items() if name not in left_out}
 
 
 # --- for the model card -----------------------------------------------------------------------------------
@@ -274,16 +204,14 @@ def card(trainer: trl.RLOOTrainer) -> str:
 
 def facts(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> Facts:
     """Heading -> name -> value, of the kit's trainer at any step and of :func:`data`'s facts."""
-    args = trainer.args
+    args, lora = trainer.args, getattr(trainer.model, "peft_config", {}).get("default")
     weights = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
-    lora = getattr(trainer.model, "peft_config", {}).get("default")
     trained = {"LoRA rank": lora.r, "LoRA alpha": lora.lora_alpha} if lora else {"trained": "all weights"}
+    shown = {name: getattr(getattr(args, name), "value", getattr(args, name)) for name in SHOWN}
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    chosen = {name: getattr(args, name) for name in SHOWN}
-    plain = {name: getattr(value, "value", value) for name, value in chosen.items()}
     return {
         "Method": {
-            "method": METHOD,
+            "method": "RLOO (Ahmadian et al. 2024, arXiv 2402.14740)",
             "advantage estimator": args.advantage_estimator,
             "updates": f"{trainer.state.global_step} of {trainer.state.max_steps}",
             "completions of a prompt": args.num_generations,
@@ -291,7 +219,7 @@ def facts(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> Facts:
         },
         "Data": of_data,
         "Rewards and their weights": {name: f"{weight:g}" for name, weight in weights},
-        "Configuration": {n: f"{v:g}" if isinstance(v, float) else v for n, v in plain.items()} | trained,
+        "Configuration": {n: f"{v:g}" if isinstance(v, float) else v for n, v in shown.items()} | trained,
     }
 
 
@@ -306,20 +234,14 @@ def data(dataset: object) -> dict[str, object]:
         name = f"tasks.{origin.call.function}({shown}), {origin.side}"
     if not isinstance(dataset, Dataset):
         return {"name": name, "prompts": "a stream"}
-    return {"name": name, "prompts": len(dataset), "fingerprint": rows(dataset)}
+    return {"name": name, "prompts": len(dataset), "fingerprint": digest(dataset)}
 
 
-def rows(dataset: Dataset) -> str:
-    """A digest of a dataset's columns, its number of rows, and the first :data:`ROWS` of them.
+def digest(dataset: Dataset) -> str:
+    """Of a dataset's columns, its number of rows, and the first :data:`ROWS` of them.
 
     ``datasets``' own fingerprint is of how a dataset was made, and of generated rows another one in each process.
-
-    >>> some = Dataset.from_dict({"prompt": list("abc")})
-    >>> rows(some) == rows(Dataset.from_dict({"prompt": list("abcd")}).select(range(3)))
-    True
-    >>> rows(some) == rows(Dataset.from_dict({"prompt": list("abd")}))
-    False
     """
     head = dataset.with_format("arrow")[:ROWS].to_pylist()
-    said = repr([len(dataset), dataset.column_names, head])
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
+    content = repr([len(dataset), dataset.column_names, head])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

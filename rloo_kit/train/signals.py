@@ -8,12 +8,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
-import torch
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
+HANDLERS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+"""Python's own.  A signal that is ignored, as under nohup, or handled by others stays so."""
 
 
 class Terminated(SystemExit):
@@ -34,61 +32,44 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stops:
-    """Which of SIGTERM and SIGINT has asked a run to stop, and whether it may stop now.
+    """Which of SIGTERM and SIGINT has come to stop a run, and whether it may stop now.
 
     It stops at once, and its step is dropped; it waits (``held``) while weights are updated, the step is logged and
-    evaluated, or a checkpoint is written, but not if it comes twice.  Several processes (``together``) stop after the
-    same step.  A signal that is ignored stays so.
+    evaluated, or a checkpoint is written.  A second Ctrl-C does not wait.
     """
 
     def __init__(self) -> None:
-        self.asked: int | None = None
-        self.held = self.together = False
+        self.signal: int | None = None
+        self.held = False
         self._process = os.getpid()
 
     @contextmanager
-    def listening(self, together: bool = False) -> Iterator[None]:
+    def listening(self) -> Iterator[None]:
         """Take the signals while inside, in the main thread, and give them back."""
-        self.asked, self.held, self.together = None, False, together
-        before: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            terminate, interrupt = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-            if terminate not in (signal.SIG_IGN, None):
-                before[signal.SIGTERM] = terminate
-            if interrupt is signal.default_int_handler:
-                before[signal.SIGINT] = interrupt
-        for number in before:
+        main = threading.current_thread() is threading.main_thread()
+        taken = {number: own for number, own in HANDLERS.items() if main and signal.getsignal(number) is own}
+        for number in taken:
             signal.signal(number, self._handle)
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for number, own in taken.items():
+                signal.signal(number, own)
 
-    def release(self, accelerator: Accelerator) -> None:
-        """From here on a signal stops the run; one that waits, in any of several processes, does so now.
-
-        Raises:
-            Terminated: on SIGTERM.
-            KeyboardInterrupt: on SIGINT.
-        """
-        if self.together:
-            mine = torch.tensor([self.asked or 0], device=accelerator.device)
-            self.asked = int(accelerator.gather(mine).max()) or None
-        self.held = self.asked is not None
+    def release(self) -> None:
+        """From here on a signal stops the run; one that waits does so now, as Terminated or KeyboardInterrupt."""
+        self.held = self.signal is not None
         if self.held:
             self._stop()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a fork, as a worker of a reward's pool, which must save nothing
-            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
-            signal.raise_signal(number)
-            return
-        again = self.asked == signal.SIGINT == number
-        self.asked = signal.SIGTERM if signal.SIGTERM in (number, self.asked) else number
-        if again or not (self.held or self.together):
+        if os.getpid() != self._process:  # a worker that a reward has forked: it must save nothing
+            os._exit(128 + number)
+        again = number == signal.SIGINT == self.signal
+        self.signal = signal.SIGTERM if signal.SIGTERM in (number, self.signal) else number
+        if again or not self.held:
             self.held = True  # until what is done is saved
             self._stop()
 
     def _stop(self) -> NoReturn:
-        raise Terminated() if self.asked == signal.SIGTERM else KeyboardInterrupt()
+        raise Terminated() if self.signal == signal.SIGTERM else KeyboardInterrupt()

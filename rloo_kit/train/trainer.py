@@ -30,7 +30,7 @@ from trl.trainer.utils import nanstd  # noqa: E402
 
 from rloo_kit.train import check_trainer_args  # noqa: E402
 from rloo_kit.train.check_config import HANDLERS, refused_as_ours  # noqa: E402
-from rloo_kit.train.checkpointing import StepEnds, make_folder  # noqa: E402
+from rloo_kit.train.checkpointing import Updates, make_folder  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.resume import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
@@ -139,7 +139,7 @@ class RLOOTrainer(RolloutTrainer):
         if self.args.progress and self.args.live_plot:
             self.add_callback(LivePlot())
         self.add_callback(HealthCallback(handler, judged))
-        self.add_callback(StepEnds(self))
+        self.add_callback(Updates(self))
 
     # --- from prompts to advantages -----------------------------------------------------------------------
 

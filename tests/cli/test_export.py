@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
-from trl.rewards import think_format_reward
 
 import rewards
 import rloo_kit
-from rewards.call_records import made_by
+from rewards.call_records import Call, made_by
 from rloo_kit.cli import reward_entries
-from rloo_kit.cli.config import load_config
+from rloo_kit.errors import ConfigError
 from rloo_kit.train import run_record
 from rloo_kit.train.run_record import LEFT_OUT
 from rloo_kit.watch.run_folder import RECIPE
@@ -28,41 +27,32 @@ from tests.conftest import SMALL, as_loaded
 from tests.test_redact import KINDS
 
 CELL = """\
-task, length = object(), 8
-
 def in_time(completion_ids, **kwargs):
     return [float(len(ids) < 8) + 0.5 * sum(ids) / 1e6 for ids in completion_ids]
-
-in_time.judges = "length"
-
-def asks_the_task(completions, **kwargs):
-    return [task.score(one) for one in completions]
 
 def long_enough(completion_ids, **kwargs):
     return [float(len(ids) >= 3) for ids in completion_ids]
 
 def made_of_another_text():
     def in_time(completion_ids, **kwargs):
-        return [float(len(ids) < length) for ids in completion_ids]
+        return [0.0 for ids in completion_ids]
     return in_time
 
-clashing = made_of_another_text()
 unnamed = lambda completions, **kwargs: [0.0 for _ in completions]
-
-class Judge:
-    def __call__(self, completions, **kwargs):
-        return [0.0 for _ in completions]
 """
+
+
+def run_in_a_cell(text: str, name: str) -> dict[str, Any]:
+    """What a notebook's cell defines: its text is known to Python as Jupyter makes it known."""
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    defined: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(text, name, "exec"), defined)
+    return defined
 
 
 @pytest.fixture(scope="module")
 def cell() -> dict[str, Any]:
-    """What a notebook's cell defines: its text is known to Python as Jupyter makes it known."""
-    name = "<ipykernel cell>"
-    linecache.cache[name] = (len(CELL), None, CELL.splitlines(keepends=True), name)
-    defined: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(CELL, name, "exec"), defined)
-    return defined
+    return run_in_a_cell(CELL, "<ipykernel cell>")
 
 
 def log_of(run: Path) -> list[dict[str, float]]:
@@ -81,22 +71,18 @@ def test_a_run_of_notebook_07_is_exported_and_repeated_to_the_same_rewards(
     gated = rewards.gated(by=cell["long_enough"], reward=cell["in_time"], above=-1)
     three = [task.correct, cell["in_time"], gated]
     reward = rewards.weighted(three, [0.5, 0.5, 0.25], name="right_in_time")
-    settings = {
-        **SMALL,
-        "max_steps": 2,
-        "learning_rate": 1e-3,
-        "beta": 0.05,
-        "seed": 3,
-        "output_dir": "first",
-    }
-    config = rloo_kit.RLOOConfig(**settings)
+    settings = {**SMALL, "max_steps": 2, "learning_rate": 1e-3, "beta": 0.05, "seed": 3}
+    config = rloo_kit.RLOOConfig(**settings, output_dir="first")
     rloo_kit.RLOOTrainer(shared, [reward, task.correct], config, task.train).train()
     as_loaded(loaded_once)
 
     monkeypatch.chdir(folder.parent)  # where the command is called from does not matter
     result = command("export", folder / "first", "--out", folder / "again.yaml")
     assert result.exit_code == 0, result.stderr
-    assert result.output.split() == [str(folder / "again.yaml"), str(folder / "again_rewards.py")]
+    assert result.stdout.split() == [str(folder / "again.yaml"), str(folder / "again_rewards.py")]
+    assert (
+        result.stderr == "not in it: imports and names that in_time, long_enough may use: add them beside\n"
+    )
     repeated = command("train", folder / "again.yaml")
     assert repeated.exit_code == 0, repeated.stderr
     first = log_of(folder / "first")
@@ -115,47 +101,28 @@ def test_a_run_of_notebook_07_is_exported_and_repeated_to_the_same_rewards(
     assert later["rewards"][0]["rewards.weighted"]["rewards"][1] == f"{folder}/again_rewards.py:in_time"
 
 
-def test_the_notebooks_functions_are_written_once_and_say_what_they_judge(cell: dict[str, Any]) -> None:
-    found = run_record.Recipe()
-    assert found.add(cell["in_time"]) == "in_time"
-    assert found.add(cell["in_time"]) == "in_time", "twice is once"
-    defined: dict[str, Any] = {}
-    exec(json.loads(found.as_json())["functions"], defined)
-    ids = [[1, 2], list(range(9))]
-    assert defined["in_time"](completion_ids=ids) == cell["in_time"](completion_ids=ids)
-    assert defined["in_time"].judges == "length"
-    with pytest.raises(run_record.CannotBeWrittenError, match="two functions are called 'in_time'"):
-        found.add(cell["clashing"])
+def test_two_functions_of_one_name_are_refused(cell: dict[str, Any]) -> None:
+    recipe = run_record.Recipe()
+    assert recipe.value([cell["in_time"], cell["in_time"]]) == ["notebook.py:in_time"] * 2
+    assert recipe.as_json().count("def in_time") == 1
+    with pytest.raises(ConfigError, match="two functions are called 'in_time'"):
+        recipe.value(cell["made_of_another_text"]())
 
 
-def test_what_is_not_defined_in_an_exported_file_is_said_on_the_screen(
-    folder: Path, command: Command, cell: dict[str, Any]
-) -> None:
-    recipe = run_record.Recipe({"task": {"addition": {}}, "rewards": [], "trainer": {}})
-    recipe.add(cell["asks_the_task"])
-    Path("ran").mkdir()
-    Path("ran", RECIPE).write_text(recipe.as_json())
-    said = command("export", "ran")
-    assert said.stderr == "not in it: task, which asks_the_task needs: define it beside asks_the_task\n"
-    above = "# asks_the_task also needs task: define them above.\ndef asks_the_task("
-    assert above in Path("ran_rewards.py").read_text()
-
-
-@pytest.mark.parametrize("kind", ["Hugging Face"])
-def test_a_source_that_looks_as_if_it_held_a_secret_is_left_out_and_said_to_be(
-    kind: str, tmp_path: Path
-) -> None:
-    body = textwrap.indent(KINDS[kind], "    ")
-    name, text = "<ipykernel secret>", f"def judged(completions, **kwargs):\n{body}\n    return [0.0]\n"
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    defined: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(text, name, "exec"), defined)
-    found = run_record.Recipe()
-    found.section("rewards", lambda: run_record._reward(found, defined["judged"], None))
-    assert found.cannot == [
-        ("rewards", f"the source of judged is left out: {LEFT_OUT}", "read it from os.environ")
+def test_what_looks_as_if_it_held_a_secret_is_left_out_and_said_to_be() -> None:
+    secret = KINDS["Hugging Face"]
+    text = f"def judged(completions, **kwargs):\n{textwrap.indent(secret, '    ')}\n    return [0.0]\n"
+    recipe = run_record.Recipe()
+    recipe.section("rewards", recipe.value, run_in_a_cell(text, "<ipykernel secret>")["judged"])
+    assert recipe.cannot == [
+        ["rewards", f"the source of judged is left out: {LEFT_OUT}", "read it from os.environ"]
     ]
-    assert KINDS[kind].split("\n")[0] not in found.as_json()
+    call = Call("rewards.judge", {"api_key": "0123456789", "reward": [1]})
+    with pytest.raises(ConfigError, match=r"api_key of rewards\.judge is left out"):
+        recipe.arguments(call)
+    with pytest.raises(ConfigError, match="a text is left out"):
+        recipe.value({"where": secret})
+    assert secret.split("\n")[0] not in recipe.as_json()
 
 
 def test_what_cannot_be_exported_is_named_with_what_to_do_and_costs_no_run(
@@ -188,21 +155,6 @@ def test_a_policy_that_was_trained_before_the_run_is_refused(
     assert "policy.save(folder)" in todo
 
 
-def test_a_reward_of_an_installed_package_is_imported_in_the_file_of_functions(
-    folder: Path, command: Command
-) -> None:
-    recipe = run_record.Recipe({"task": {"addition": {}}, "trainer": {}})
-    both = rewards.weighted([think_format_reward, rewards.answer_reward()])
-    recipe.section("rewards", lambda: [run_record._reward(recipe, both, None)])
-    Path("ran").mkdir()
-    Path("ran", RECIPE).write_text(recipe.as_json())
-    assert command("export", "ran").exit_code == 0
-    written = load_config("ran.yaml")
-    (inner,) = written.rewards[0].values()
-    assert inner["rewards"][0] == f"{folder / 'ran_rewards.py'}:think_format_reward"
-    assert written.args
-
-
 def test_a_folder_of_no_run_is_refused_and_a_file_that_is_there_is_kept_unless_force(
     folder: Path, command: Command
 ) -> None:
@@ -219,10 +171,10 @@ def test_a_folder_of_no_run_is_refused_and_a_file_that_is_there_is_kept_unless_f
     assert "# Not in it: a callback." in Path("ran.yaml").read_text()
 
 
-def test_every_factory_of_rewards_remembers_its_call(cell: dict[str, Any]) -> None:
+def test_every_factory_of_rewards_remembers_its_call() -> None:
     tokens = rewards.ThinkTokens(1, 2, eos_ids=(3,))
     made = rewards.only_for(rewards.guarded(rewards.answer_reward("exact", tokens=tokens)), level=[1, 2])
-    entry: Any = run_record._reward(run_record.Recipe(), made, None)
+    entry = run_record.Recipe().value(made)
     inner = {"kind": "exact", "tokens": {"open_id": 1, "close_id": 2, "eos_ids": [3], "prompt_opens": False}}
     assert entry == {"rewards.only_for": {"reward": {"rewards.answer_reward": inner}, "level": [1, 2]}}
     for name in reward_entries.FACTORIES:

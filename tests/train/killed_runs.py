@@ -24,23 +24,11 @@ from typing import Any
 import rloo_kit
 
 STEPS = 8
-SETTINGS: dict[str, Any] = {
-    "num_generations": 2,
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 1,
-    "num_iterations": 2,
-    "learning_rate": 1e-2,
-    "lr_scheduler_type": "linear",
-    "max_completion_length": 8,
-    "beta": 0.05,
-    "max_steps": STEPS,
-    "save_steps": 1,
-    "eval_strategy": "steps",
-    "eval_steps": 4,
-    "per_device_eval_batch_size": 4,
-    "save_total_limit": 3,
-    "seed": 1,
-}
+SETTINGS: dict[str, Any] = {"num_generations": 2, "per_device_train_batch_size": 4, "num_iterations": 2}
+SETTINGS |= {"gradient_accumulation_steps": 1, "max_completion_length": 8, "beta": 0.05, "seed": 1}
+SETTINGS |= {"learning_rate": 1e-2, "lr_scheduler_type": "linear", "max_steps": STEPS}
+SETTINGS |= {"eval_strategy": "steps", "eval_steps": 4, "per_device_eval_batch_size": 4}
+SETTINGS |= {"save_steps": 1, "save_total_limit": 3}
 TIMES = ("runtime", "per_second", "time")
 
 
@@ -51,15 +39,9 @@ class Runs:
         self.policy = rloo_kit.load_policy("tiny", seed=0)
         self.task = rloo_kit.tasks.addition(n_train=6, n_held_out=2, seed=0)
 
-    def trainer(self, folder: Path, **settings: Any) -> rloo_kit.RLOOTrainer:
-        config = rloo_kit.RLOOConfig(output_dir=str(folder), **{**SETTINGS, **settings})
-        return rloo_kit.RLOOTrainer(
-            model=self.policy,
-            reward_funcs=reward,
-            args=config,
-            train_dataset=self.task.train,
-            eval_dataset=self.task.held_out,
-        )
+    def trainer(self, folder: Path) -> rloo_kit.RLOOTrainer:
+        config = rloo_kit.RLOOConfig(output_dir=str(folder), **SETTINGS)
+        return rloo_kit.RLOOTrainer(self.policy, reward, config, self.task.train, self.task.held_out)
 
     def start(self, folder: Path, begun: Path | None = None) -> int:
         """Start or resume the run of a folder; its state is in result.json when it is done."""
@@ -143,15 +125,14 @@ DAMAGE: dict[str, Callable[[Path, random.Random], None]] = {
     "bit flipped": _flip,
     "of an older step": _older,
 }
-PARTS = (
+PARTS: tuple[str, ...] = (
     "adapter_model.safetensors",
     "optimizer.pt",
     "scheduler.pt",
     "rng_state.pth",
-    "trainer_state.json",
     "rollout_0.pt",
-    "rloo_kit_manifest.json",
 )
+PARTS += ("trainer_state.json", "rloo_kit_manifest.json")
 
 
 def shell_status(status: int) -> int:
@@ -176,8 +157,7 @@ def interrupted(
 ) -> list[dict[str, Any]]:
     """Stop a run ``times`` times at random moments with a signal, and then let it end.
 
-    Returns:
-        Of each stop that found the run at work: the damage done after it, the exit status, and the seconds until it.
+    Gives of each stop that found the run at work the damage done after it, the exit status, and the seconds until it.
     """
     folder.mkdir()
     stops: list[dict[str, Any]] = []
@@ -202,11 +182,8 @@ def interrupted(
 
 
 def tried(kills: int, terms: int, seed: int) -> dict[str, Any]:
-    """Runs stopped ``kills`` times by SIGKILL and ``terms`` times by SIGTERM, three stops a run.
-
-    Returns:
-        Every stop, and which runs came out otherwise than the one left alone.
-    """
+    """Every stop of runs stopped ``kills`` times by SIGKILL and ``terms`` times by SIGTERM, three stops a run, and
+    which came out otherwise than the one left alone."""
     draw, runs = random.Random(seed), Runs()
     found: dict[str, Any] = {"kills": [], "terms": [], "different": [], "failed": []}
     with tempfile.TemporaryDirectory() as scratch:

@@ -15,10 +15,9 @@ from huggingface_hub.utils import filter_repo_objects
 from transformers import TrainerCallback
 
 import rloo_kit
-from rloo_kit.errors import NonFiniteError, RunFolderError
-from rloo_kit.train import checkpoint_integrity, checkpointing
-from rloo_kit.train.checkpoint_integrity import fault, last_whole_checkpoint
-from rloo_kit.train.checkpointing import WRITING, run_lock
+from rloo_kit.errors import ConfigError, NonFiniteError, RunFolderError
+from rloo_kit.train import checkpointing
+from rloo_kit.train.checkpointing import WRITING, fault, is_ours, newest_whole, run_lock, seal
 from rloo_kit.watch.run_folder import MANIFEST
 from tests.conftest import random_rewards
 
@@ -64,15 +63,13 @@ def test_what_a_user_keeps_beside_checkpoints_survives_resuming_saving_and_a_lim
 @pytest.mark.parametrize(
     ("limit", "best", "left"),
     [
-        (None, 1, [1, 2, 10, 11]),
         (0, 1, [1, 2, 10, 11]),
         (3, 11, [2, 10, 11]),
-        (2, 1, [1, 11]),
         (1, 1, [1, 11]),
     ],
 )
 def test_the_limit_counts_the_kits_checkpoints_and_keeps_the_best_and_the_newest(
-    tmp_path: Path, limit: int | None, best: int, left: list[int]
+    tmp_path: Path, limit: int, best: int, left: list[int]
 ) -> None:
     for step in (1, 2, 10, 11):
         (tmp_path / f"checkpoint-{step}").mkdir()
@@ -123,6 +120,104 @@ def test_what_is_pushed_is_what_was_learned_and_nothing_of_the_folders_housekeep
 # --- whether it is whole ----------------------------------------------------------------------------------
 
 
+PARTS = ("adapter_model.safetensors", "optimizer.pt")
+
+
+def checkpoint(folder: Path, state: str | None = '{"global_step": 4}') -> Path:
+    """As plain TRL leaves it, with the least that is in it."""
+    folder.mkdir(parents=True)
+    if state is not None:
+        (folder / "trainer_state.json").write_text(state)
+    for name in PARTS:
+        (folder / name).write_bytes(bytes(100))
+    return folder
+
+
+def sealed(folder: Path, step: int = 4) -> Path:
+    """As a run of the kit's leaves it."""
+    seal(checkpoint(folder, f'{{"global_step": {step}}}'), {"step": step})
+    return folder
+
+
+@pytest.mark.parametrize("state", [None, '{"global_step": 4', "[4]", '{"global_step": 3}'])
+def test_a_checkpoint_is_whole_where_its_state_is_that_of_its_step(tmp_path: Path, state: str | None) -> None:
+    whole = checkpoint(tmp_path / "checkpoint-2", '{"global_step": 2}')
+    broken = checkpoint(tmp_path / "checkpoint-4", state)
+    assert newest_whole(tmp_path)[0] == whole
+    with pytest.raises(ConfigError, match="checkpoint-4 is not a checkpoint that can be resumed from: "):
+        checkpointing.check_whole(broken, tmp_path)
+
+
+DAMAGE = {
+    "removed": lambda file: file.unlink(),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-1]),
+    "a bit flipped": lambda file: file.write_bytes(b"\1" + file.read_bytes()[1:]),
+}
+
+
+@pytest.mark.parametrize("part", [*PARTS, "trainer_state.json"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_checkpoint_with_a_damaged_file_is_named_with_that_file(
+    tmp_path: Path, part: str, damage: str
+) -> None:
+    folder = sealed(tmp_path / "checkpoint-4")
+    assert fault(folder) == ""
+    DAMAGE[damage](folder / part)
+    assert fault(folder).startswith(part)
+
+
+def test_without_optimizer_state_no_run_goes_on(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "checkpoint-4")
+    assert fault(folder) == ""
+    (folder / "optimizer.pt").unlink()
+    assert fault(folder) == "it has no optimizer state (save_only_model?)"
+    seal(folder, {})
+    assert fault(folder) == "it has no optimizer state (save_only_model?)"
+
+
+def test_a_card_is_the_users_to_edit(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "checkpoint-4")
+    (folder / "README.md").write_text("ours")
+    seal(folder, {})
+    (folder / "README.md").write_text("my own words")
+    assert fault(folder) == ""
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"files": {"a": 1}}'])
+def test_a_damaged_manifest_makes_a_checkpoint_damaged_and_no_one_elses(tmp_path: Path, text: str) -> None:
+    folder = sealed(tmp_path / "checkpoint-4")
+    (folder / MANIFEST).write_text(text)
+    assert MANIFEST in fault(folder) or "missing" in fault(folder)
+    assert is_ours(folder)
+
+
+def test_only_an_exact_name_with_a_manifest_inside_and_no_link_is_a_runs_to_delete(tmp_path: Path) -> None:
+    assert is_ours(sealed(tmp_path / "checkpoint-4"))
+    (tmp_path / "checkpoint-6").symlink_to(sealed(tmp_path / "copied", 6))
+    (tmp_path / "checkpoint-7").write_text("a file")
+    (tmp_path / "checkpoint-8").symlink_to(tmp_path / "nowhere")
+    checkpoint(tmp_path / "checkpoint-10", '{"global_step": 9}')
+    sealed(tmp_path / "checkpoint-notes-2024", 11)
+    assert [path.name for path in tmp_path.iterdir() if is_ours(path)] == ["checkpoint-4"]
+    found, passed_over = newest_whole(tmp_path)
+    assert found == tmp_path / "checkpoint-6", "a link is as good as what it leads to"
+    assert [folder.name for folder, _ in passed_over] == ["checkpoint-10", "checkpoint-8", "checkpoint-7"]
+
+
+def test_a_path_that_is_no_checkpoint_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(
+        ConfigError, match=r"does not exist[\s\S]*call train\(\) without it to start at step 0"
+    ):
+        checkpointing.check_whole(tmp_path / "checkpoint-2", run)
+    for step in (2, 10):
+        checkpoint(run / f"checkpoint-{step}", f'{{"global_step": {step}}}')
+    with pytest.raises(
+        ConfigError, match=r"run is not a checkpoint .*\s.*\s.*run: checkpoint-2, checkpoint-10\."
+    ):
+        checkpointing.check_whole(run, run)
+
+
 def test_damaged_checkpoints_are_passed_over_by_name_and_reason_and_kept(
     make_trainer: Any, run: Path
 ) -> None:
@@ -136,7 +231,7 @@ def test_damaged_checkpoints_are_passed_over_by_name_and_reason_and_kept(
     assert "checkpoint-4: adapter_model.safetensors has 1000 bytes of" in said
     assert "checkpoint-3: rng_state.pth is missing" in said
     assert sorted(p.name for p in (run / "_earlier-1").iterdir()) == ["checkpoint-3", "checkpoint-4"]
-    assert last_whole_checkpoint(run) == run / "checkpoint-4"
+    assert newest_whole(run)[0] == run / "checkpoint-4"
     assert [entry["step"] for entry in trainer.state.log_history if "reward" in entry] == [1, 2, 3, 4]
 
 
@@ -149,7 +244,7 @@ def test_a_checkpoint_is_nowhere_under_its_name_before_it_is_sealed(
         raise OSError("at the wrong moment")
 
     make_trainer(max_steps=1, **SAVING).train()
-    monkeypatch.setattr(checkpoint_integrity, "seal", dies)
+    monkeypatch.setattr(checkpointing, "seal", dies)
     with pytest.raises(RunFolderError, match="checkpoint-2 could not be written: at the wrong moment"):
         make_trainer(max_steps=2, **SAVING).train(resume_from_checkpoint=True)
     monkeypatch.undo()
@@ -192,8 +287,6 @@ def test_a_folder_that_cannot_be_written_to_is_said_before_the_first_step(
     (tmp_path / "file").touch()
     with pytest.raises(RunFolderError, match=r"could not be written: Not a directory[\s\S]*file/run"):
         make_trainer(output_dir=str(tmp_path / "file" / "run"))
-    with pytest.raises(RunFolderError, match="the run's folder could not be written: File exists"):
-        checkpointing.make_folder(tmp_path / "file")
 
     def read_only(*_: object) -> None:
         raise OSError(30, "Read-only file system", str(run))
@@ -212,9 +305,8 @@ def small_files() -> Iterator[Any]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize("file", ["adapter_model.safetensors", "optimizer.pt"])
 def test_a_disk_that_fills_up_is_named_and_the_last_whole_checkpoint_is_untouched(
-    make_trainer: Any, run: Path, small_files: Any, file: str
+    make_trainer: Any, run: Path, small_files: Any
 ) -> None:
     trainer = make_trainer(max_steps=3, **{**SAVING, "save_total_limit": 1})
     save = trainer.save_model
@@ -222,7 +314,7 @@ def test_a_disk_that_fills_up_is_named_and_the_last_whole_checkpoint_is_untouche
     def fills_up(*args: Any, **kwargs: Any) -> None:
         if trainer.state.global_step == 2:
             kept.update(content(run / "checkpoint-1"))
-            small_files((run / "checkpoint-1" / file).stat().st_size - 1000)
+            small_files((run / "checkpoint-1" / "optimizer.pt").stat().st_size - 1000)
         save(*args, **kwargs)
 
     kept: dict[str, Any] = {}
