@@ -63,19 +63,20 @@ FULL: tuple[dict[str, Any], ...] = (*WHOLE, *({"layers": 6} | case for case in O
 def planned(case: dict[str, Any]) -> dict[str, int]:
     """Phase -> bytes of tensors by the plan, from the catalogue; every projection is in 4 bit, as in the trace."""
     from rloo_kit.memory.formulas import BUFFER, CONTEXT, FRAGMENTATION, WORKSPACES, Step
-    from rloo_kit.memory.plan_inputs import Settings, model_of
+    from rloo_kit.memory.plan_inputs import model_of
+    from rloo_kit.memory.settings import Settings
     from rloo_kit.models import CATALOGUE
 
     settings = Settings(
         prompt_tokens=case["prompt"],
-        completion_tokens=case["completion"],
+        max_completion_length=case["completion"],
         padded=case["padded"],
         num_generations=case["rows"],
-        micro_rows=case["micro"],
-        batch_rows=case["rows"],
-        accumulation=case["rows"] // case["micro"],
+        per_device_train_batch_size=case["micro"],
+        steps_per_generation=case["rows"] // case["micro"],
+        gradient_accumulation_steps=case["rows"] // case["micro"],
         beta=0.05,
-        optimizer=case["optimizer"],
+        optim=case["optimizer"],
         checkpointing=case["checkpointing"],
     )
     whole = CATALOGUE[case["model"]]

@@ -93,9 +93,9 @@ def tonight() -> str:
             rows.append(
                 (
                     f"{shape.name}, {thinks}",
-                    f"{s.micro_rows * s.accumulation // s.num_generations} x {s.num_generations}",
-                    f"{s.prompt_tokens} + {s.completion_tokens}",
-                    f"{s.steps}; {evaluated} problems, twice",
+                    f"{s.update_rows // s.num_generations} x {s.num_generations}",
+                    f"{s.prompt_tokens} + {s.max_completion_length}",
+                    f"{s.max_steps}; {evaluated} problems, twice",
                     f"{plans[0].peak_bytes / 2**30:.1f} GiB, {plans[0].fits}",
                     *(spelled(one.seconds["in all"]) for one in plans),
                 )

@@ -74,7 +74,8 @@ def doctor() -> None:
     policy, fits = "tiny: no GPU; smollm2-135m is the real language model that a CPU can train", True
     if environment.device == "cuda":
         planned = rloo_kit.fit()
-        policy, fits = f"{planned.model.checkpoint.name}: {planned.summary}", planned.fits == "fits"
+        policy, fits = planned.model.checkpoint.name, planned.fits == "fits"
+        policy += f": {planned.fits}: {planned.takes}"
     for name, value, why in environment.variables:
         typer.echo(f"{'':11}{name}={value}, {why}")
     typer.echo(f"{'policy':<11}{policy}")

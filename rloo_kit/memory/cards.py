@@ -7,8 +7,8 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from rloo_kit.memory.hardware import Device, device_of
-from rloo_kit.memory.plan import Plan, first, plan, smaller_batches
-from rloo_kit.memory.plan_inputs import Settings
+from rloo_kit.memory.plan import Plan, batch_sizes, first, plan, smaller_batches
+from rloo_kit.memory.settings import Settings
 from rloo_kit.models import CATALOGUE, FOR_CPU
 from rloo_kit.session.output import GIB
 
@@ -35,7 +35,7 @@ def first_run(card: str | float | Device | None = None, load_in_4bit: bool = Tru
     """The checkpoint for a first run on a card, and its ``thinking``; see :data:`FIRST_RUN`."""
     for name, thinking in FIRST_RUN[:-1]:
         found = plan(name, card=card, load_in_4bit=load_in_4bit)
-        found = found.with_settings(completion_tokens=FIT_COMPLETION_TOKENS)
+        found = found.with_settings(max_completion_length=FIT_COMPLETION_TOKENS)
         if found.fits == "fits" and found.sampled_rows == found.settings.batch_rows:
             return name, thinking
     return FIRST_RUN[-1]
@@ -58,7 +58,7 @@ def fit(
     names, device = [name for name in CATALOGUE if name not in FOR_CPU], device_of(card)
     plans = [plan(name, config, device, **given) for name in names]  # type: ignore[arg-type]
     if config is None:
-        plans = [found.with_settings(completion_tokens=FIT_COMPLETION_TOKENS) for found in plans]
+        plans = [found.with_settings(max_completion_length=FIT_COMPLETION_TOKENS) for found in plans]
     asked, batch = plans[0].settings.generation_rows, plans[0].settings.batch_rows
     at_once = [found for found in reversed(plans) if asked or found.sampled_rows == batch]
     return first([*at_once, plans[0], *smaller_batches(plans[0])], "fits") or plans[0]
@@ -69,7 +69,7 @@ def longest_completion(planned: Plan) -> int:
     Qwen3 was trained for; 0 where none does."""
     lengths = range(64, 32768 - planned.settings.prompt_tokens, 64)
     return 64 * bisect_left(
-        lengths, True, key=lambda tokens: planned.with_settings(completion_tokens=tokens).fits != "fits"
+        lengths, True, key=lambda tokens: planned.with_settings(max_completion_length=tokens).fits != "fits"
     )
 
 
@@ -77,16 +77,15 @@ def table() -> str:
     """A Markdown table of GPUs against models: the peak, and the longest completion that fits."""
     models = [name for name in CATALOGUE if re.fullmatch(r"qwen3-[\d.]+b", name)]
     head = ["card", "usable", "`load_policy()` takes", '`load_policy("largest")`', *models]
-    rows, batch = (
-        [head, ["---"] * len(head)],
-        {"micro_rows": 2, "accumulation": 4, "batch_rows": 8, "generation_rows": 8},
-    )
+    rows, rule_of_table = [head, ["---"] * len(head)], {"generation_rows": 8, **batch_sizes(2, 8, 8)}
     for label, card in SHOWN.items():
         best = fit(card)
         usable, chosen = f"{best.device.usable_bytes / GIB:.1f} GiB", first_run(card)[0]
         rows.append([label, usable, chosen, best.model.checkpoint.name])
         for name in models:
-            found = plan(name, card=card).with_settings(completion_tokens=FIT_COMPLETION_TOKENS, **batch)
+            found = plan(name, card=card).with_settings(
+                max_completion_length=FIT_COMPLETION_TOKENS, **rule_of_table
+            )
             longest, peak = longest_completion(found), f"{found.peak_bytes / GIB:.1f} GiB"
             rows[-1].append(f"{peak}, {longest:,} tokens" if longest else "does not fit")
     rule = (

@@ -10,22 +10,24 @@ F ffn size, V vocabulary, L layers, r LoRA rank.
 from functools import cached_property
 
 from rloo_kit.memory.hardware import CUDA_CONTEXT_BYTES
-from rloo_kit.memory.passes import DRAWN_AT_ONCE
-from rloo_kit.memory.plan_inputs import PROCESSORS, Model, Settings
+from rloo_kit.memory.plan_inputs import Model
+from rloo_kit.memory.settings import PROCESSORS, Settings
 from rloo_kit.session.output import GIB, MIB
 
 WEIGHTS, KEPT, REST = "weights", "layers kept in 16 bit", "embedding, lm_head, norms"
 LORA, REFERENCE, REFERENCE_MODEL = "LoRA", "LoRA, reference copy", "reference model"
 OPTIMIZER, GRADIENTS, HEAD_GRADIENT = "optimizer state", "gradients", "gradient of lm_head"
-VLLM, CACHE, DECODING = "vLLM's share", "key-value cache", "decoding and sampling"
+CACHE, DECODING = "key-value cache", "decoding and sampling"
 CHECKPOINTS, LAYER = "checkpointed activations", "one layer's activations"
 HIDDEN, TILE = "final hidden states", "log-probability tile"
 BUFFER, OFFLOAD, ROTARY = "one weight, dequantised", "offload buffers", "rotary table"
 WORKSPACES, CONTEXT, FRAGMENTATION = "cuBLAS workspaces", "context", "fragmentation"
-_HELD = (WEIGHTS, KEPT, REST, LORA, REFERENCE, REFERENCE_MODEL, OPTIMIZER, GRADIENTS, HEAD_GRADIENT, VLLM)
+_HELD = (WEIGHTS, KEPT, REST, LORA, REFERENCE, REFERENCE_MODEL, OPTIMIZER, GRADIENTS, HEAD_GRADIENT)
 _MOVING = (CACHE, DECODING, CHECKPOINTS, LAYER, HIDDEN, TILE, BUFFER, OFFLOAD, ROTARY)
 PARTS = (*_HELD, *_MOVING, WORKSPACES, CONTEXT, FRAGMENTATION)  # in the order in which a table shows them
 ESTIMATED = {KEPT, CONTEXT, FRAGMENTATION}  # without a formula
+
+DRAWN_AT_ONCE = 8192  # entries of a row of logits that a CPU makes exponentials of at once when it draws
 
 LIBRARIES_BYTES = 530 * MIB
 """Of a process on a CPU beside tensors, as measured (torch 2.13, Linux, one thread)."""
@@ -41,12 +43,12 @@ class Step:
         self.checkpoint = shape = model.checkpoint
         self.hidden, self.ffn = shape.hidden_size, shape.ffn_size
         self.attention, self.keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.pass_tokens = settings.micro_rows * settings.row_tokens
-        self.scored_tokens = settings.micro_rows * settings.completion_tokens
+        self.micro_rows = settings.per_device_train_batch_size
+        self.pass_tokens = self.micro_rows * settings.row_tokens
+        self.scored_tokens = self.micro_rows * settings.max_completion_length
         self.layer_input = self.pass_tokens * self.hidden * settings.dtype_bytes
         self.widest_activation = self.pass_tokens * self.ffn * settings.dtype_bytes
         self.head = shape.vocabulary * self.hidden  # elements of lm_head
-        self.weights = model.linear_bytes + model.kept_bytes + model.rest_bytes
         # In float32: unsloth_zoo's prepare_model_for_training and PEFT's autocast_adapter_dtype upcast it.
         self.lora = 4 * sum(model.lora_sizes)
         self.gradients = self.lora + settings.dtype_bytes * sum(model.full_sizes)
@@ -71,7 +73,7 @@ class Step:
         256 (bitsandbytes, ``Optimizer2State.init_state``).
         """
         sizes = self.trained_sizes
-        if "8bit" not in self.settings.optimizer or not self.settings.on_gpu:
+        if "8bit" not in self.settings.optim or not self.settings.on_gpu:
             return 2 * self.gradients + 4 * len(sizes)
         blockwise = sum(2 * size + 8 * -(-size // 256) for size in sizes if size >= 4096)
         return blockwise + sum(8 * size for size in sizes if size < 4096) + 2 * 4 * 256
@@ -91,7 +93,7 @@ class Step:
             LORA: self.lora,
             REFERENCE: self.lora if s.reference_copy and s.beta else 0,
             # Where all weights are trained, TRL's trainer loads a second model for beta > 0.
-            REFERENCE_MODEL: whole if s.full_finetuning and s.beta else 0,
+            REFERENCE_MODEL: whole if self.model.full_sizes and s.beta else 0,
             OPTIMIZER: self.optimizer,
             # cuBLAS's: three, by what an H100 held beside all other tensors (two on the smallest shape).
             WORKSPACES: 3 * workspace * s.on_gpu,
@@ -190,7 +192,7 @@ class Step:
         s = self.settings
         heads = 5 * self.attention + self.keys if s.padded else 3 * (self.attention + self.keys)
         saved = self.pass_tokens * (4 * self.hidden + heads + 2 * self.ffn) * s.dtype_bytes
-        return saved + self.pass_tokens * self.statistics + self.mask(s.micro_rows, s.row_tokens)
+        return saved + self.pass_tokens * self.statistics + self.mask(self.micro_rows, s.row_tokens)
 
     @property
     def checkpoints(self) -> int:
@@ -198,7 +200,9 @@ class Step:
         offloaded the embedding's output and the last layer's input stay."""
         s = self.settings
         each = self.layer_input if s.checkpointing else self.layer_saved
-        return each * (2 if self.offloads else self.checkpoint.layers) + self.mask(s.micro_rows, s.row_tokens)
+        return each * (2 if self.offloads else self.checkpoint.layers) + self.mask(
+            self.micro_rows, s.row_tokens
+        )
 
     def tile(self, with_gradient: bool = True) -> int:
         """Logits held at once for log-probabilities (unsloth_zoo/fused_losses/fused_linear.py).  Up to 24.5 GiB
@@ -227,33 +231,32 @@ class Step:
         s = self.settings
         if not s.checkpointing:
             return self.pass_tokens * (self.ffn + self.hidden) * s.dtype_bytes
-        whole = self.layer_without_gradient(s.micro_rows, s.row_tokens)
+        whole = self.layer_without_gradient(self.micro_rows, s.row_tokens)
         first = max(0, self.layer_input - self.lora) if self.offloads else 0
-        return whole - 2 * self.layer_input - self.mask(s.micro_rows, s.row_tokens) + first
+        return whole - 2 * self.layer_input - self.mask(self.micro_rows, s.row_tokens) + first
 
     def phases(self) -> dict[str, Parts]:
         """Phase -> part -> bytes, in the order of a run."""
         held = {part: size for part, size in self.standing.items() if part in (WEIGHTS, KEPT, REST, CONTEXT)}
         # A matrix is held in full while it is quantised.
-        load = {**held, LORA: self.lora, BUFFER: self.buffer, **self._engine(asleep=False)}
+        load = {**held, LORA: self.lora, BUFFER: self.buffer}
+        sampling = {"generate": self._generate()} if self.settings.vllm_bytes is None else {}
         before = {"log-probs": self._log_probs()} if self.settings.passes.before_update else {}
         # The fused kernels need nothing beside gradients and state; clipping, a norm of each tensor, twice.
         gradients = {GRADIENTS: self.gradients + 8 * len(self.trained_sizes) + 8}
         return {
             "load": load,
-            "generate": self._generate(),
+            **sampling,
             **before,
             "forward": self._forward(),
             "backward": self.backward(),
-            "optimizer": {**self.standing, **self._engine(asleep=True), **gradients},
+            "optimizer": {**self.standing, **gradients},
         }
 
     def _generate(self) -> Parts:
         """The largest of three moments: all prompts in a layer; the first decode step, which copies their keys and
         values into buffers, and holds the scores of the token before; the last, after a layer's buffer has grown."""
         s = self.settings
-        if s.engine is not None:
-            return self._phase(self._engine(asleep=False), 0)
         layer = self.layer_without_gradient(s.sampled_rows, s.prompt_tokens)
         prompts = {CACHE: self.cache(s.prompt_tokens), LAYER: layer}
         whole = self.cache(self.cached_tokens)
@@ -273,7 +276,7 @@ class Step:
 
     def _log_probs(self) -> Parts:
         """Log-probabilities before the update, without gradient: a layer, or the head."""
-        layer = {LAYER: self.layer_without_gradient(self.settings.micro_rows, self.settings.row_tokens)}
+        layer = {LAYER: self.layer_without_gradient(self.micro_rows, self.settings.row_tokens)}
         tile = self.tile(with_gradient=False)
         moving = _largest(layer, {HIDDEN: self.final_hidden(with_gradient=False), TILE: tile})
         return self._phase(moving, tile if TILE in moving else self.widest_activation)
@@ -281,7 +284,7 @@ class Step:
     def _forward(self) -> Parts:
         """The last layer, or its end: everything kept and the head's tile.  lm_head's gradient is summed up over tiles
         in float32 (unsloth_zoo/cpu/ops.py)."""
-        head = {HEAD_GRADIENT: 4 * self.head} if self.settings.full_finetuning else {}
+        head = {HEAD_GRADIENT: 4 * self.head} if self.model.full_sizes else {}
         ends = {HIDDEN: self.final_hidden(with_gradient=True), TILE: self.tile(), **head}
         moving = _largest(ends, {LAYER: self.last_layer})
         block = self.tile() if TILE in moving else self.widest_activation
@@ -291,23 +294,17 @@ class Step:
         """Everything kept, and one layer in full.  A weight is dequantised beside the buffer for them
         (``LoRA_MLP.backward``, without ``use_global_buffer``)."""
         layers = {CHECKPOINTS: self.checkpoints, LAYER: self.layer_with_gradient, BUFFER: 2 * self.buffer}
-        if self.settings.full_finetuning:
+        if self.model.full_sizes:
             # The embedding's; where it is lm_head too, that one's, and from the second micro-batch on their sum.
-            copies = 1 + self.checkpoint.tied + (self.checkpoint.tied and self.settings.accumulation > 1)
+            is_summed = self.settings.gradient_accumulation_steps > 1
+            copies = 1 + self.checkpoint.tied + (self.checkpoint.tied and is_summed)
             layers[HEAD_GRADIENT] = copies * self.head * self.settings.dtype_bytes
         return self._phase({GRADIENTS: self.gradients, **layers}, self.widest_activation)
 
     def _phase(self, moving: Parts, block: int) -> Parts:
         """With fragmentation, estimated as the largest block once more: it does not go into smaller ones' holes."""
         fragmentation = {FRAGMENTATION: block} if self.settings.on_gpu else {}
-        return {**self.standing, **self._engine(asleep=True), **moving, **fragmentation}
-
-    def _engine(self, asleep: bool) -> Parts:
-        engine = self.settings.engine
-        if engine is None:
-            return {}
-        beside = max(0, engine.share_bytes - self.weights * engine.shares_weights)
-        return {VLLM: 0 if asleep and engine.standby else beside}
+        return {**self.standing, **moving, **fragmentation}
 
 
 def _in_blocks(tokens: int) -> int:

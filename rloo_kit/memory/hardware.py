@@ -1,4 +1,4 @@
-"""How much memory a run may take on a GPU that is named, or on this machine; what vLLM takes of it; how fast it is."""
+"""How much memory a run may take on a GPU that is named, or on this machine; what vLLM takes of it; its speed."""
 
 from __future__ import annotations
 
@@ -44,9 +44,8 @@ CUDA_CONTEXT_BYTES = 512 * MIB
 """Of a GPU beside torch's tensors: the CUDA context and libraries' kernels.  An estimate: published out-of-memory
 messages show 0.1 to 0.7 GiB between what the driver and what torch count; on an H100 it was 0.82."""
 
-FAST_INFERENCE_SHARE, COLOCATE_SHARE, STANDBY_SHARE = 0.5, 0.3, 0.75
-"""vLLM's of the GPU where none is asked for: of unsloth's ``from_pretrained``, of TRL's RLOOConfig, and about what
-unsloth_zoo's ``load_vllm`` puts in place of any other in standby (0.71 to 0.88, more on a larger GPU)."""
+VLLM_SHARE, COLOCATE_SHARE = 0.5, 0.3
+"""vLLM's of the GPU where none is asked for: of unsloth's ``from_pretrained``, and of TRL's RLOOConfig."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +55,6 @@ class Device:
     name: str
     usable_bytes: int
     on_gpu: bool = True
-
-
-@dataclass(frozen=True)
-class Engine:
-    """vLLM on the GPU that trains, as read in unsloth and TRL, never run for this kit: what it takes while it samples,
-    whether the trainer's weights are part of that, and whether it lets go of it while the trainer works."""
-
-    share_bytes: int
-    shares_weights: bool
-    standby: bool
 
 
 def device_of(card: str | float | Device | None = None) -> Device:
@@ -80,42 +69,37 @@ def device_of(card: str | float | Device | None = None) -> Device:
         return _this_machine()
     if not isinstance(card, str):
         return Device(f"{card / GIB:.1f} GiB", int(card))
-    size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*gi?b\s*", card, re.IGNORECASE)
-    if size:
+    if size := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*gi?b\s*", card, re.IGNORECASE):
         return Device(f"a card of {size[1]} GiB", int(float(size[1]) * GIB) - RESERVED_BYTES)
-    name = _known_card(card)
-    return Device(name, CARDS[name][0] * MIB - RESERVED_BYTES)
+    known = _cards_called(card)
+    if len(known) == 1:
+        return Device(known[0], CARDS[known[0]][0] * MIB - RESERVED_BYTES)
+    close = known or difflib.get_close_matches(card.lower(), CARDS, n=3, cutoff=0.3) or ["rtx 4070", "t4"]
+    raise ConfigError(
+        f"there are several cards called {card!r}" if known else f"no card called {card!r} is known",
+        where=f"plan(card={card!r})",
+        todo=f"did you mean {' or '.join(close)}? Otherwise give its memory: '12GB', or bytes",
+    )
 
 
 def speed_of(device: Device) -> tuple[float, float] | None:
     """Bytes and floating-point operations a second at best, by the GPU's name; None where it is not known."""
-    wanted = _bare(device.name)
-    # torch's name of a card has no size: the smallest of that name that is large enough.
-    named = [
-        card for name, card in CARDS.items() if wanted in (_bare(name), _bare(re.sub(r" \d+gb$", "", name)))
-    ]
-    if not device.on_gpu or not named:
+    cards = [CARDS[name] for name in _cards_called(device.name)]
+    if not device.on_gpu or not cards:
         return None
-    _, bandwidth, peak = min(named, key=lambda card: (card[0] * MIB < device.usable_bytes, card[0]))
+    # torch's name of a card has no size: the smallest of that name that is large enough.
+    _, bandwidth, peak = min(cards, key=lambda card: (card[0] * MIB < device.usable_bytes, card[0]))
     return bandwidth * 1e9, peak * 1e12
 
 
-def _bare(name: str) -> str:
-    return re.sub(r"nvidia|geforce|tesla|rtx|[^a-z0-9]", "", name.lower())
+def _cards_called(name: str) -> list[str]:
+    """Cards of this very name; else of this name without a size."""
 
+    def bare(text: str) -> str:
+        return re.sub(r"nvidia|geforce|tesla|rtx|[^a-z0-9]", "", text.lower())
 
-def _known_card(card: str) -> str:
-    wanted = _bare(card)
-    found = [name for name in CARDS if _bare(name) == wanted]
-    found = found or [name for name in CARDS if re.fullmatch(rf"{re.escape(wanted)}\d+gb", _bare(name))]
-    if len(found) == 1:
-        return found[0]
-    close = found or difflib.get_close_matches(card.lower(), CARDS, n=3, cutoff=0.3) or ["rtx 4070", "t4"]
-    raise ConfigError(
-        f"there are several cards called {card!r}" if found else f"no card called {card!r} is known",
-        where=f"plan(card={card!r})",
-        todo=f"did you mean {' or '.join(close)}? Otherwise give its memory: '12GB', or bytes",
-    )
+    exact = [card for card in CARDS if bare(card) == bare(name)]
+    return exact or [card for card in CARDS if bare(re.sub(r" \d+gb$", "", card)) == bare(name)]
 
 
 def where_computed(model: torch.nn.Module) -> torch.device:
@@ -149,31 +133,27 @@ def _this_machine() -> Device:
     return Device(torch.cuda.get_device_name(), int(usable))
 
 
-def engine_of(
-    usable_bytes: int, config: Any, model: Any, fast_inference: bool, share: float | None
-) -> Engine | None:
-    """vLLM on the GPU that trains: by unsloth's ``fast_inference``, which gives the trainer vLLM's own weights, or by
-    TRL's ``vllm_mode="colocate"``, which keeps its own; None where it does not sample there."""
-    standby, shares_weights = bool(getattr(config, "vllm_enable_sleep_mode", False)), True
-    if (loaded := getattr(model, "vllm_engine", None)) is not None:
-        share, standby = _vllm_setting(loaded, "cache_config.gpu_memory_utilization"), sleeps(loaded)
-    elif fast_inference:
-        share = STANDBY_SHARE if standby else share
-    elif getattr(config, "use_vllm", False) and getattr(config, "vllm_mode", "colocate") == "colocate":
-        share, shares_weights = getattr(config, "vllm_gpu_memory_utilization", COLOCATE_SHARE), False
-    else:
-        return None
-    return Engine(
-        int((FAST_INFERENCE_SHARE if share is None else share) * usable_bytes), shares_weights, standby
-    )
+def vllm_bytes(
+    usable_bytes: int, weights: int, config: Any, model: Any, fast_inference: bool, share: float | None
+) -> int | None:
+    """What vLLM takes of the GPU that trains, as read in unsloth and TRL, never measured: its share, and nothing where
+    it sleeps while the trainer works; None where it does not sample there.
+
+    Unsloth's (``fast_inference``) holds the trainer's own weights; TRL's (``vllm_mode="colocate"``) a second copy.
+    """
+    engine, asleep = getattr(model, "vllm_engine", None), getattr(config, "vllm_enable_sleep_mode", False)
+    if engine is not None:
+        share = vllm_setting(engine, "cache_config.gpu_memory_utilization")
+        asleep = vllm_setting(engine, "model_config.enable_sleep_mode")
+    elif not fast_inference:
+        if not getattr(config, "use_vllm", False) or getattr(config, "vllm_mode", "colocate") != "colocate":
+            return None
+        share, weights = getattr(config, "vllm_gpu_memory_utilization", COLOCATE_SHARE), 0
+    return 0 if asleep else max(0, int((share or VLLM_SHARE) * usable_bytes) - weights)
 
 
-def sleeps(loaded: Any) -> bool:
-    """Whether a loaded engine was made with vLLM's sleep mode, which unsloth calls standby."""
-    return bool(_vllm_setting(loaded, "model_config.enable_sleep_mode"))
-
-
-def _vllm_setting(loaded: Any, path: str) -> Any:
+def vllm_setting(engine: Any, path: str) -> Any:
+    """A setting of the vLLM engine that unsloth has loaded."""
     for name in ("llm_engine", "vllm_config", *path.split(".")):
-        loaded = getattr(loaded, name, None)
-    return loaded
+        engine = getattr(engine, name, None)
+    return engine

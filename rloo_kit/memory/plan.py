@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import html
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from rloo_kit.memory import duration, plan_inputs
 from rloo_kit.memory.formulas import ESTIMATED, LAYER, PARTS, Parts, Step
-from rloo_kit.memory.hardware import Device, device_of, engine_of, speed_of, where_computed
-from rloo_kit.memory.plan_inputs import FIELDS, Model, Settings, model_of, settings_of
+from rloo_kit.memory.hardware import Device, device_of, speed_of, vllm_bytes, where_computed
+from rloo_kit.memory.plan_inputs import Model, model_of
+from rloo_kit.memory.settings import Configured, Settings, settings_of
 from rloo_kit.models import CATALOGUE, FOR_CPU, PROJECTIONS
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import GIB, scale_of, text_table
@@ -68,11 +69,8 @@ class Plan:
     def rows_at_once(self, wanted: int) -> int:
         """How many of the ``wanted`` completions are sampled at once: ``settings.generation_rows`` at most; where that
         is None as many as fit, and where not even one does, the most that make it no worse."""
-        asked = self.settings.generation_rows
-        if self.settings.engine is not None:  # vLLM schedules its completions itself
-            return wanted
-        if asked is not None:
-            return largest_slice(wanted, asked)
+        if (most := self.settings.generation_rows) is not None:
+            return largest_slice(wanted, most)
         least = self._sampling(1)._shortage
         sizes = dict.fromkeys(largest_slice(wanted, rows) for rows in range(wanted, 0, -1))
         return next(rows for rows in sizes if self._sampling(rows)._shortage <= least)
@@ -84,7 +82,7 @@ class Plan:
     @property
     def parts(self) -> Parts:
         """The most that each part takes in any phase, in bytes."""
-        most = {part: max(found.get(part, 0) for found in self.phases.values()) for part in PARTS}
+        most = {part: max(phase.get(part, 0) for phase in self.phases.values()) for part in PARTS}
         return {part: size for part, size in most.items() if size}
 
     @property
@@ -135,14 +133,14 @@ class Plan:
 
     @cached_property
     def seconds(self) -> dict[str, duration.Range]:
-        """Part of the run -> seconds at best and in a slow case, never timed: "load", "a step", all steps, evaluations,
-        and "in all" where the config says ``max_steps``.  Empty with vLLM, on a CPU, on an unknown GPU."""
-        speed = None if self.settings.engine else speed_of(self.device)
-        sampled = replace(self.settings, generation_rows=self.sampled_rows)
+        """Part of the run -> seconds at best and in a slow case, never timed: "load", "a step", "evaluations", and "in
+        all" where the config says ``max_steps``.  Empty with vLLM, on a CPU, on an unknown GPU."""
+        speed = speed_of(self.device) if self.settings.vllm_bytes is None else None
         if speed is None:
             return {}
-        room = self.device.usable_bytes - self.totals["load"]
-        return duration.of_run(duration.Speed(self.model, sampled, *speed), room)
+        sampled = replace(self.settings, generation_rows=self.sampled_rows)
+        free = self.device.usable_bytes - self.totals["load"]
+        return duration.Seconds(self.model, sampled, *speed).of_run(free)
 
     def compare(self, trainer: RLOOTrainer) -> Measured:
         """The plan of each phase beside its measured peak, after a step at least; a CPU measures none."""
@@ -158,24 +156,6 @@ class Plan:
         return f"{self.peak_bytes / scale:.2f} of {usable}, at its peak in {self.peak_phase}"
 
     @property
-    def summary(self) -> str:
-        """The verdict in one line."""
-        return f"{self.fits}: {self.takes}"
-
-    @property
-    def title(self) -> str:
-        """What was planned, in two lines."""
-        s, rows, at_once = self.settings, self.settings.batch_rows, self.sampled_rows
-        weights = "4 bit" if s.four_bit else f"{8 * s.dtype_bytes} bit"
-        trained = "all weights trained" if s.full_finetuning else f"LoRA rank {s.lora_rank}"
-        sampled = f"{rows} completions{'' if rows == at_once else f', {at_once}'} at once"
-        return (
-            f"{self.model.checkpoint.name} in {weights}, {trained}, on {self.device.name}\n"
-            f"{sampled}, {s.micro_rows} per pass, "
-            f"{s.prompt_tokens} + {s.completion_tokens} tokens, K {s.num_generations}, beta {s.beta:g}, {s.optimizer}"
-        )
-
-    @property
     def sliced(self) -> str:
         """A sentence, where fewer completions are sampled at once because all would not fit; else empty."""
         if self.settings.generation_rows is not None or self.sampled_rows == self.settings.batch_rows:
@@ -185,53 +165,64 @@ class Plan:
             "it takes longer and changes nothing else (generation_rows)"
         )
 
-    @property
-    def notes(self) -> list[str]:
-        """What to know about the figures, and what to change."""
-        engine, offloaded = self.settings.engine, Step(self.model, self.settings).offloaded
-        measured = "; no figure has been measured on a consumer card" if self.settings.on_gpu else ""
-        asleep = "asleep while the trainer works (standby); " if engine and engine.standby else ""
-        found = [
-            f"* an estimate{measured}",
-            *(self._time if self.settings.on_gpu else ["activations on a CPU are taken to be a GPU's"]),
-            f"{offloaded / GIB:.2f} GiB of activations go to the computer's own memory" if offloaded else "",
-            self.sliced,
-            f"vLLM takes {engine.share_bytes / GIB:.2f} GiB; {asleep}never measured" if engine else "",
-        ]
+    def _notes(self) -> Iterator[str]:
+        s, offloaded = self.settings, Step(self.model, self.settings).offloaded
+        yield "* an estimate" + ("; no figure has been measured on a consumer card" if s.on_gpu else "")
+        yield from self._times() if s.on_gpu else ["activations on a CPU are taken to be a GPU's"]
+        if offloaded:
+            yield f"{offloaded / GIB:.2f} GiB of activations go to the computer's own memory"
+        if self.sliced:
+            yield self.sliced
+        if s.vllm_bytes is not None:
+            taken = (
+                f"takes {s.vllm_bytes / GIB:.2f} GiB of the GPU" if s.vllm_bytes else "sleeps while it trains"
+            )
+            yield f"vLLM {taken}, which leaves {self.device.usable_bytes / GIB:.2f} GiB; never measured"
         if self.changes:
-            found.append("to make it fit, cheapest in quality first:")
-            found += [f"  {number}. {change}" for number, change in enumerate(self.changes, 1)]
+            yield "to make it fit, cheapest in quality first:"
+            yield from (f"  {number}. {change}" for number, change in enumerate(self.changes, 1))
         elif self.fits != "fits":
-            found.append("no model, batch or length of the catalogue fits")
-        return list(filter(None, found))
+            yield "no model, batch or length of the catalogue fits"
 
-    @property
-    def _time(self) -> list[str]:
+    def _times(self) -> Iterator[str]:
         if not self.seconds:
-            unknown = "vLLM samples" if self.settings.engine else "this GPU's bandwidth is not known"
-            return [f"time: not estimated, {unknown}"]
-        s, width = self.settings, max(map(len, self.seconds))
-        is_unknown = (s.eval_times and not s.eval_rows) or (s.evaluate and not dict(s.evaluate)["n"])
-        uncounted = "; evaluations of unknown size are not counted (evaluate's n, eval_rows)"
-        return [
+            unknown = "this GPU's bandwidth is not known"
+            yield f"time: not estimated, {unknown if self.settings.vllm_bytes is None else 'vLLM samples'}"
+            return
+        is_unknown = any(times and not asked.get("n") for times, asked in self.settings.evaluations)
+        yield (
             f"time, never measured on a consumer card: from full bandwidth and peak to {duration.BANDWIDTH_SHARE:.0%} "
             f"and {duration.PEAK_SHARE:.0%} of them, or launches of {1e6 * duration.LAUNCH_SECONDS:.0f} µs a kernel"
-            f"{uncounted if is_unknown else ''}",
-            *(f"  {part:<{width}}  {duration.spelled(found)}" for part, found in self.seconds.items()),
-        ]
+            + "; evaluations of unknown size are not counted (evaluate's n, eval_rows)"
+            * is_unknown
+        )
+        width = max(map(len, self.seconds))
+        yield from (f"  {part:<{width}}  {duration.spelled(range_)}" for part, range_ in self.seconds.items())
 
     def __repr__(self) -> str:
-        return f"Plan({self.model.checkpoint.name} on {self.device.name}: {self.summary})"
+        return f"Plan({self.model.checkpoint.name} on {self.device.name}: {self.fits}: {self.takes})"
 
     def __str__(self) -> str:
+        s, rows, at_once = self.settings, self.settings.batch_rows, self.sampled_rows
+        weights = "4 bit" if s.four_bit else f"{8 * s.dtype_bytes} bit"
+        trained = "all weights trained" if self.model.full_sizes else f"LoRA rank {s.lora_rank}"
+        sampled = f"{rows} completions{'' if rows == at_once else f', {at_once}'} at once"
         scale, unit = scale_of(self.peak_bytes)
         table = [[unit, *self.phases]]
         for part in self.parts:
-            sizes = [found.get(part, 0) / scale for found in self.phases.values()]
+            sizes = [phase.get(part, 0) / scale for phase in self.phases.values()]
             mark = " *" if part in ESTIMATED else ""
             table.append([part + mark, *(f"{size:.2f}" if size else "" for size in sizes)])
         table.append(["total", *(f"{size / scale:.2f}" for size in self.totals.values())])
-        return "\n".join([self.title, "", text_table(table, total=True), "", self.summary, *self.notes])
+        lines = [
+            f"{self.model.checkpoint.name} in {weights}, {trained}, on {self.device.name}",
+            f"{sampled}, {s.per_device_train_batch_size} per pass, {s.prompt_tokens} + {s.max_completion_length} "
+            f"tokens, K {s.num_generations}, beta {s.beta:g}, {s.optim}",
+            *("", text_table(table, total=True), ""),
+            f"{self.fits}: {self.takes}",
+            *self._notes(),
+        ]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -256,16 +247,11 @@ class Change:
     def between(cls, knob: str, before: Plan, after: Plan) -> Self:
         """What leads from one plan to another."""
         old, new = before.settings, after.settings
-        changed = {
-            name: getattr(new, ours)
-            for name, ours in FIELDS.items()
-            if getattr(new, ours) != getattr(old, ours)
-        }
-        steps = new.batch_rows // new.micro_rows
-        # TRL's default of steps_per_generation follows the other.
-        if "gradient_accumulation_steps" in changed or steps != old.batch_rows // old.micro_rows:
-            changed["steps_per_generation"] = steps
-        if old.generation_rows != new.generation_rows:  # on another device None would be another number
+        names = [field.name for field in fields(Configured)]
+        changed = {name: getattr(new, name) for name in names if getattr(new, name) != getattr(old, name)}
+        if "gradient_accumulation_steps" in changed:  # which TRL's default of the other follows
+            changed["steps_per_generation"] = new.steps_per_generation
+        if "generation_rows" in changed:  # on another device None would be another number
             changed["generation_rows"] = after.sampled_rows
         loaded: dict[str, Any] = {}
         if (name := after.model.checkpoint.name) != before.model.checkpoint.name:
@@ -287,13 +273,13 @@ def knobs(p: Plan) -> dict[str, Iterable[Plan]]:
     is; shorter completions may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
     s, size = p.settings, p.model.checkpoint.parameters
     models = {c.parameters: c for c in CATALOGUE.values() if c.name not in FOR_CPU and c.parameters < size}
-    shorter = range((s.completion_tokens - 1) // 64 * 64, 0, -64)
+    shorter = range((s.max_completion_length - 1) // 64 * 64, 0, -64)
     is_least = s.checkpointing == "unsloth"
     return {
         "completions at once": [p.with_settings(generation_rows=None)] if s.generation_rows else [],
         "gradient checkpointing": [] if is_least else [p.with_settings(checkpointing="unsloth")],
         "generation batch": smaller_batches(p),
-        "completion length": (p.with_settings(completion_tokens=tokens) for tokens in shorter),
+        "completion length": (p.with_settings(max_completion_length=tokens) for tokens in shorter),
         "K": _smaller_groups(p),
         "model": (
             Plan.of(model_of(one, s.lora_rank, s.four_bit, s.dtype_bytes), s, p.device)
@@ -302,29 +288,36 @@ def knobs(p: Plan) -> dict[str, Iterable[Plan]]:
     }
 
 
+def batch_sizes(micro: int, rows: int, per_update: int) -> dict[str, int]:
+    """Settings of micro-batches, generation batches and updates of so many completions."""
+    return {
+        "per_device_train_batch_size": micro,
+        "steps_per_generation": rows // micro,
+        "gradient_accumulation_steps": per_update // micro,
+    }
+
+
 def smaller_batches(planned: Plan) -> Iterator[Plan]:
     """Smaller generation batches and micro-batches with the same completions per update, largest first."""
     s = planned.settings
-    effective, k = s.micro_rows * s.accumulation, s.num_generations
     for rows in range(s.batch_rows, 0, -1):
-        if rows % k or effective % rows:
+        if rows % s.num_generations or s.update_rows % rows:
             continue
-        for micro in range(min(s.micro_rows, rows), 0, -1):
-            if (rows, micro) != (s.batch_rows, s.micro_rows) and rows % micro == effective % micro == 0:
-                yield planned.with_settings(
-                    batch_rows=rows, micro_rows=micro, accumulation=effective // micro
-                )
+        largest = s.per_device_train_batch_size
+        for micro in range(min(largest, rows), 0, -1):
+            if (rows, micro) != (s.batch_rows, largest) and rows % micro == s.update_rows % micro == 0:
+                yield planned.with_settings(**batch_sizes(micro, rows, s.update_rows))
 
 
 def _smaller_groups(planned: Plan) -> Iterator[Plan]:
     """Fewer completions per prompt with the same prompts per batch, most first; K 2 is the least that RLOO has."""
     s = planned.settings
-    updates = max(1, s.micro_rows * s.accumulation // s.batch_rows)
+    batches = max(1, s.update_rows // s.batch_rows)
     for k in range(s.num_generations - 1, 1, -1):
         rows = s.batch_rows // s.num_generations * k
-        micro = max(m for m in range(1, min(s.micro_rows, rows) + 1) if rows % m == 0)
-        batch = {"batch_rows": rows, "micro_rows": micro, "accumulation": updates * rows // micro}
-        yield planned.with_settings(num_generations=k, **batch)
+        largest = min(s.per_device_train_batch_size, rows)
+        micro = next(micro for micro in range(largest, 0, -1) if rows % micro == 0)
+        yield planned.with_settings(num_generations=k, **batch_sizes(micro, rows, batches * rows))
 
 
 def first(plans: Iterable[Plan], verdict: Verdict) -> Plan | None:
@@ -366,34 +359,33 @@ def plan(
         PolicyNotFoundError: a name that is neither in the catalogue nor on this machine.
     """
     device = device_of(card)
-    loaded, checkpoint, own = plan_inputs.taken_apart(policy)
+    loaded, checkpoint, of_adapter = plan_inputs.taken_apart(policy)
     # On a CPU, importing unsloth settles the type it computes in.
     in_float32 = not device.on_gpu and not import_unsloth().is_bfloat16_supported()
-    found = {
+    own: dict[str, Any] = {
         "on_gpu": device.on_gpu,
         "small_card": device.usable_bytes <= 24.5 * GIB,
         "dtype_bytes": 4 if in_float32 else 2,
         "four_bit": (checkpoint.four_bit if load_in_4bit is None else load_in_4bit) and not full_finetuning,
         "lora_rank": 0 if full_finetuning else lora_rank,
         "checkpointing": gradient_checkpointing,
-        "full_finetuning": full_finetuning,
-        **own,
+        **of_adapter,
     }
     if loaded is not None and (where_computed(loaded).type != "cpu") == device.on_gpu:
-        model, own = plan_inputs.loaded_model(loaded, checkpoint)
-        found |= own
+        model, of_model = plan_inputs.loaded_model(loaded, checkpoint)
+        own |= of_model
     else:
         modules = PROJECTIONS if target_modules in (None, "all-linear") else target_modules
-        model = model_of(checkpoint, found["lora_rank"], found["four_bit"], found["dtype_bytes"], modules)
+        model = model_of(checkpoint, own["lora_rank"], own["four_bit"], own["dtype_bytes"], modules)
     if device.on_gpu:
-        found["engine"] = engine_of(
-            device.usable_bytes, config, loaded, fast_inference, gpu_memory_utilization
-        )
+        weights, share = model.linear_bytes + model.kept_bytes + model.rest_bytes, gpu_memory_utilization
+        taken = vllm_bytes(device.usable_bytes, weights, config, loaded, fast_inference, share)
+        own["vllm_bytes"] = taken
+        device = replace(device, usable_bytes=device.usable_bytes - (taken or 0))
     elif getattr(config, "gradient_checkpointing", False):
         # transformers' Trainer switches it on; on a GPU unsloth keeps to what the policy was loaded with.
-        found["checkpointing"] = found["checkpointing"] or True
-    settings = settings_of(config, prompt_tokens, getattr(loaded, "max_seq_length", None))
-    each = getattr(config, "num_generations_eval", None) or settings.num_generations
-    asked = () if evaluate is None else tuple({"n": None, **evaluate}.items())
-    found |= {"evaluate": asked, "eval_rows": eval_rows * each}
-    return Plan.of(model, replace(settings, **found), device)
+        own["checkpointing"] = own["checkpointing"] or True
+    settings = settings_of(
+        config, prompt_tokens, getattr(loaded, "max_seq_length", None), evaluate, eval_rows
+    )
+    return Plan.of(model, replace(settings, **own), device)

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rloo_kit.errors import NonFiniteError
 from rloo_kit.memory import out_of_memory
-from rloo_kit.memory.passes import DRAWN_AT_ONCE
+from rloo_kit.memory.formulas import DRAWN_AT_ONCE
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList

@@ -22,7 +22,7 @@ from rewards.errors import RewardValueError
 from rloo_kit import argument_types
 from rloo_kit.argument_types import INFINITE, Count, Hint, Natural
 from rloo_kit.errors import ConfigError, RLOOKitError
-from rloo_kit.memory.plan_inputs import IDLE
+from rloo_kit.memory.settings import IDLE
 from rloo_kit.policy.tokenizer import check_template
 from rloo_kit.session.versions import TESTED, version_of
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 import rewards
 from rloo_kit import data_checks
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError
-from rloo_kit.memory.hardware import sleeps
+from rloo_kit.memory.hardware import vllm_setting
 from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Policy, warn_of_temperature
 from rloo_kit.session import multi_process, output
@@ -161,7 +161,7 @@ def check_vllm(args: trl.RLOOConfig, model: torch.nn.Module) -> None:
         )
     if engine is not None:
         args.use_vllm, args.vllm_mode = True, "colocate"
-        args.vllm_enable_sleep_mode = sleeps(engine)
+        args.vllm_enable_sleep_mode = bool(vllm_setting(engine, "model_config.enable_sleep_mode"))
     elif args.use_vllm and (packed := [n for n, p in model.named_parameters() if hasattr(p, "quant_state")]):
         raise ConfigError(
             f"vLLM would be sent packed bytes of 4-bit weights, {len(packed)} tensors, and sample from them",

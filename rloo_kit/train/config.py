@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rloo_kit import advantages
 from rloo_kit.argument_types import Hint
-from rloo_kit.memory.passes import DEFAULTS, PLAIN
+from rloo_kit.memory.settings import PLAIN, Configured
 from rloo_kit.redact import without_secrets
 from rloo_kit.session import multi_process, output
 from rloo_kit.session.import_order import import_unsloth, without_variable
@@ -112,9 +112,9 @@ class RLOOConfig(Base):
     ] = "seq-mean-token-sum"
     importance_sampling_level: Literal["token", "sequence"] | None = None
     use_bias_correction_kl: bool = False
-    single_pass: bool = DEFAULTS.single_pass
+    single_pass: bool = Configured.single_pass
     skip_dead_groups: bool | None = None
-    fast_sampling: bool = DEFAULTS.fast_sampling
+    fast_sampling: bool = True
     generation_rows: int | None = None
     progress: bool = True
     live_plot: bool = True
@@ -122,17 +122,17 @@ class RLOOConfig(Base):
     reward_limit: float = 1e6
     # TRL's, for a real Qwen3 on a small card.
     output_dir: str | None = "out/rloo"
-    num_generations: int | None = DEFAULTS.num_generations
-    beta: float = DEFAULTS.beta
+    num_generations: int | None = Configured.num_generations
+    beta: float = Configured.beta
     learning_rate: float = 1e-5
-    per_device_train_batch_size: int = DEFAULTS.per_device_train_batch_size
-    gradient_accumulation_steps: int = DEFAULTS.gradient_accumulation_steps
+    per_device_train_batch_size: int = Configured.per_device_train_batch_size
+    gradient_accumulation_steps: int = Configured.gradient_accumulation_steps
     logging_steps: float = 1
     save_steps: float = 25
     save_total_limit: int | None = 2
     disable_tqdm: bool | None = True
     # What unsloth's generated config changes on a GPU, at TRL's values.
-    optim: str = DEFAULTS.optim
+    optim: str = Configured.optim
     weight_decay: float = 0.0
     warmup_steps: float = 0
     seed: int = 42

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from rloo_kit import data_checks
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory.cards import FIT_COMPLETION_TOKENS
-from rloo_kit.memory.passes import DEFAULTS
-from rloo_kit.memory.plan import Plan, first, plan
+from rloo_kit.memory.plan import Plan, batch_sizes, first, plan
+from rloo_kit.memory.settings import Configured
 from rloo_kit.policy.policy import Policy
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
         ConfigError: no batch of the policy fits the card.
     """
     prompt, answer = _lengths(policy, task, given)
-    asked: Any = SimpleNamespace(**{"single_pass": DEFAULTS.single_pass, "beta": 0.0, **given})
+    asked: Any = SimpleNamespace(**{"single_pass": Configured.single_pass, "beta": 0.0, **given})
     base = plan(policy, asked, card, prompt_tokens=prompt)
     evidence, checkpoint = _evidence(base), base.model.checkpoint
     chosen = {**evidence.settings, **given}
-    base = base.with_settings(iterations=chosen["num_iterations"])
+    base = base.with_settings(num_iterations=chosen["num_iterations"])
     tokens, because = _completion(evidence, policy, answer, base)
     tokens = given.get("max_completion_length", tokens)
     tried = list(_smaller(base, given, tokens))
@@ -83,16 +83,19 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
         what, todo = f"no batch fits: {base.takes}", "load a smaller policy: rloo_kit.fit(card) names one"
         raise ConfigError(what, where=f"RLOOConfig.suggested({checkpoint.name})", todo=todo)
     sizes, fits = found.settings, f"the largest that fits {found.device.name}: {found.takes}"
-    because = because if sizes.completion_tokens == tokens else f"{tokens} would not fit"
+    because = because if sizes.max_completion_length == tokens else f"{tokens} would not fit"
     k_because = "as measured" if sizes.num_generations == GROUPS[0] else fits
     by_group, save = sizes.batch_rows == sizes.num_generations, max(1, chosen["max_steps"] // 4)
     sampled = "a prompt's K at a time, the fastest by the plan's seconds" if by_group else "all at once"
     rows = {
         "num_generations": (sizes.num_generations, k_because),
-        "per_device_train_batch_size": (sizes.micro_rows, fits),
-        "gradient_accumulation_steps": (sizes.accumulation, f"{PROMPTS} prompts an update, as measured"),
-        "steps_per_generation": (sizes.batch_rows // sizes.micro_rows, f"completions are sampled {sampled}"),
-        "max_completion_length": (sizes.completion_tokens, because),
+        "per_device_train_batch_size": (sizes.per_device_train_batch_size, fits),
+        "gradient_accumulation_steps": (
+            sizes.gradient_accumulation_steps,
+            f"{PROMPTS} prompts an update, as measured",
+        ),
+        "steps_per_generation": (sizes.steps_per_generation, f"completions are sampled {sampled}"),
+        "max_completion_length": (sizes.max_completion_length, because),
         **{name: (value, evidence.source) for name, value in evidence.settings.items()},
         "loss_aggregation": ("seq-mean-token-sum", "RLOO's, and that of the measured runs"),
         "beta": (0.0, "a function checks the answer; 0 in every measured run"),
@@ -116,8 +119,8 @@ def _lengths(policy: Any, task: object, given: Settings) -> tuple[int | None, in
 
 def _evidence(planned: Plan) -> Evidence:
     size, name, s = planned.model.checkpoint.parameters, planned.model.checkpoint.name, planned.settings
-    small = size < 1e9 and not (s.on_gpu or s.four_bit or s.full_finetuning)
-    rate = 1e-6 if s.full_finetuning else 5e-5 if size < 3e9 else 1e-5
+    small = size < 1e9 and not (s.on_gpu or s.four_bit or planned.model.full_sizes)
+    rate = 1e-6 if planned.model.full_sizes else 5e-5 if size < 3e9 else 1e-5
     guessed = Evidence({"learning_rate": rate, "max_steps": 100, **WARMED, **ONCE}, 0, GUESS)
     return MEASURED.get("small" if small and name != "tiny" else name, guessed)
 
@@ -139,12 +142,12 @@ def _smaller(base: Plan, given: Settings, tokens: int) -> Iterator[Plan]:
     """Plans, the largest first: smaller micro-batches, then a smaller K, then shorter completions."""
     micro, steps = given.get("per_device_train_batch_size"), given.get("gradient_accumulation_steps")
     halves = () if "max_completion_length" in given else (tokens >> n for n in range(1, tokens.bit_length()))
-    by_group = base.settings.on_gpu and base.settings.iterations == 1 and not (micro or steps)
+    by_group = base.settings.on_gpu and base.settings.num_iterations == 1 and not (micro or steps)
     for length in (tokens, *(half for half in halves if half >= LEAST_TOKENS)):
         for k in (given["num_generations"],) if "num_generations" in given else GROUPS:
             rows = micro * steps if micro and steps else math.lcm(PROMPTS * k, micro or steps or 1)
             at_once = k if by_group else rows
             for size in (size for size in range(at_once, 0, -1) if at_once % size == 0):
-                batch = {"micro_rows": size, "accumulation": rows // size, "batch_rows": at_once}
                 if size == (micro or size) and rows // size == (steps or rows // size):
-                    yield base.with_settings(num_generations=k, completion_tokens=length, **batch)
+                    sizes = batch_sizes(size, at_once, rows)
+                    yield base.with_settings(num_generations=k, max_completion_length=length, **sizes)

@@ -22,7 +22,7 @@ CARDS = {"8gb": "8GB", "12gb": "12GB", "16gb": "16GB", "24gb": "24GB"}
 def test_a_configuration_of_a_card_fits_it(name: str) -> None:
     config = configuration.load_config(ROOT / "configs" / f"{name}.yaml")
     planned = run.planned(config, CARDS[name], prompt_tokens=512)
-    assert planned.fits == "fits", planned.summary
+    assert planned.fits == "fits", planned.takes
     assert rloo_kit.fit(CARDS[name]).model.checkpoint.name == planned.model.checkpoint.name
 
 

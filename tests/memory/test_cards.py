@@ -32,7 +32,8 @@ def test_fit_takes_slices_and_smaller_batches_before_it_gives_up_on_the_smallest
 ) -> None:
     small = rloo_kit.fit(int(card * GIB))
     assert (small.fits, small.model.checkpoint.name) == ("fits", "qwen3-0.6b")
-    assert (small.sampled_rows, small.settings.micro_rows, small.settings.batch_rows) == (at_once, micro, 8)
+    assert (small.sampled_rows, small.settings.batch_rows) == (at_once, 8)
+    assert small.settings.per_device_train_batch_size == micro
 
 
 def test_fit_takes_no_larger_model_at_the_price_of_slices() -> None:
@@ -46,7 +47,7 @@ def test_the_longest_completion_fits_and_a_longer_one_does_not() -> None:
     planned = rloo_kit.plan("qwen3-4b", card="12GB")
     longest = longest_completion(planned)
     for tokens, fits in ((longest, True), (longest + 64, False)):
-        settings = dataclasses.replace(planned.settings, completion_tokens=tokens)
+        settings = dataclasses.replace(planned.settings, max_completion_length=tokens)
         assert (Plan.of(planned.model, settings, planned.device).fits == "fits") == fits
 
 

@@ -11,7 +11,8 @@ from rloo_kit.memory import plan_inputs
 from rloo_kit.memory.formulas import Step
 from rloo_kit.memory.hardware import device_of
 from rloo_kit.memory.plan import Plan
-from rloo_kit.memory.plan_inputs import PROCESSORS, Model, Settings
+from rloo_kit.memory.plan_inputs import Model
+from rloo_kit.memory.settings import PROCESSORS, Settings
 from rloo_kit.models import CATALOGUE
 from tests.memory.conftest import tiny_plan
 
@@ -31,12 +32,12 @@ def test_the_optimizers_state_is_planned_to_the_byte(policy: Any) -> None:
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     full.step()
-    assert Step(model, Settings(optimizer="adamw_torch_fused")).optimizer == state_of(full)
+    assert Step(model, Settings(optim="adamw_torch_fused")).optimizer == state_of(full)
 
     small = AdamW8bit(parameters)
     for index, parameter in enumerate(parameters):
         small.init_state(small.param_groups[0], parameter, 0, index)
-    assert Step(model, Settings(optimizer="adamw_8bit")).optimizer == state_of(small)
+    assert Step(model, Settings(optim="adamw_8bit")).optimizer == state_of(small)
     assert tiny_plan(policy, optim="adamw_8bit").parts == tiny_plan(policy).parts, "unsloth's choice on a CPU"
 
 
@@ -47,7 +48,9 @@ def test_the_cache_of_a_generation_batch_is_planned_to_the_byte(policy: Any) -> 
     with torch.no_grad():
         output = policy.model.generate(ids, **sampling, return_dict_in_generate=True)
     planned = tiny_plan(policy)
-    step = Step(planned.model, dataclasses.replace(planned.settings, generation_rows=4, completion_tokens=8))
+    step = Step(
+        planned.model, dataclasses.replace(planned.settings, generation_rows=4, max_completion_length=8)
+    )
     held = [tensor for layer in output.past_key_values.layers for tensor in (layer.keys, layer.values)]
     assert step.cache(step.cached_tokens) == plan_inputs.bytes_of(held)
 
@@ -77,20 +80,20 @@ def test_activations_follow_the_type_they_are_computed_in() -> None:
 @pytest.mark.parametrize(
     ("setting", "values"),  # most first
     [
-        ("batch_rows", (16, 8)),
+        ("steps_per_generation", (4, 2)),
         ("generation_rows", (6, 3)),
-        ("completion_tokens", (4096, 1024)),
-        ("micro_rows", (8, 2)),
+        ("max_completion_length", (4096, 1024)),
+        ("per_device_train_batch_size", (8, 2)),
         ("checkpointing", (False, True, "unsloth")),
         ("four_bit", (False, True)),
         ("lora_rank", (64, 16)),
-        ("optimizer", ("adamw_torch_fused", "adamw_8bit")),
+        ("optim", ("adamw_torch_fused", "adamw_8bit")),
     ],
 )
 def test_on_a_gpu_more_of_anything_takes_more(setting: str, values: tuple[Any, ...]) -> None:
     totals = []
     for value in values:
-        settings = Settings(**{"batch_rows": 8, "micro_rows": 4, setting: value})
+        settings = Settings(**{"gradient_accumulation_steps": 4, setting: value})
         model = plan_inputs.model_of(CATALOGUE["qwen3-4b"], settings.lora_rank, settings.four_bit)
         totals.append(sum(Plan.of(model, settings, device_of(2**40)).totals.values()))
     assert totals == sorted(set(totals), reverse=True)

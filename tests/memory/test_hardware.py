@@ -1,4 +1,4 @@
-"""Hardware: GPUs by name, what this machine has, and vLLM's share of it."""
+"""GPUs by name, what this machine has, and what vLLM takes of it."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 
 import rloo_kit
 from rloo_kit.memory import hardware
-from rloo_kit.memory.formulas import CACHE, DECODING, VLLM, Step
+from rloo_kit.memory.formulas import KEPT, REST, WEIGHTS
 from rloo_kit.memory.hardware import Device, device_of
 from rloo_kit.session.output import GIB, MIB
 from tests.memory.conftest import fake_cuda
@@ -54,39 +54,23 @@ def test_a_model_is_where_it_computes_and_not_where_its_embedding_lies() -> None
     assert hardware.where_computed(model[0]).type == "cpu"
 
 
-CARD = "rtx 3090"
-STANDBY = SimpleNamespace(vllm_enable_sleep_mode=True)
-COLOCATE = SimpleNamespace(use_vllm=True, vllm_mode="colocate")
+def test_vllms_share_is_taken_off_what_is_usable_unless_it_sleeps_or_is_elsewhere() -> None:
+    def plan(config: Any = None, **given: Any) -> rloo_kit.Plan:
+        return rloo_kit.plan("qwen3-4b", config, "rtx 3090", **given)
 
-
-def plan(config: Any = None, model: str = "qwen3-4b", card: str = CARD, **given: Any) -> rloo_kit.Plan:
-    return rloo_kit.plan(model, config, card, **given)
-
-
-def test_fast_inference_takes_its_share_in_every_phase_and_the_trainers_weights_are_in_it() -> None:
-    found, plain = plan(fast_inference=True), plan()
-    weights, usable = Step(found.model, found.settings).weights, found.device.usable_bytes
-    for phase, parts in found.phases.items():
-        assert parts[VLLM] + weights == usable // 2, phase
-        assert not {CACHE, DECODING} & parts.keys(), "vLLM's cache is in its share"
-    assert found.totals["backward"] == plain.totals["backward"] + usable // 2 - weights
-    more = plan(fast_inference=True, gpu_memory_utilization=0.6)
-    assert more.parts[VLLM] - found.parts[VLLM] == int(0.6 * usable) - usable // 2
-
-
-def test_in_standby_the_trainer_has_the_memory_to_itself() -> None:
-    found, plain = plan(STANDBY, fast_inference=True), plan()
-    assert found.phases["generate"][VLLM] > 14 * GIB
-    for phase in ("log-probs", "forward", "backward", "optimizer"):
-        assert found.totals[phase] == plain.totals[phase]
-
-
-def test_trls_own_engine_is_a_second_copy_and_a_server_is_elsewhere() -> None:
-    settings = {"model": "qwen3-1.7b", "load_in_4bit": False}
-    found = plan(COLOCATE, **settings)
-    assert found.parts[VLLM] == int(0.3 * found.device.usable_bytes)
-    half = SimpleNamespace(**vars(COLOCATE), vllm_gpu_memory_utilization=0.5, vllm_enable_sleep_mode=True)
-    slept = plan(half, **settings)
-    assert (slept.phases["generate"][VLLM], slept.phases["backward"][VLLM]) == (slept.parts[VLLM], 0)
-    for elsewhere in (SimpleNamespace(use_vllm=True, vllm_mode="server"), rloo_kit.RLOOConfig()):
-        assert plan(elsewhere, **settings).settings.engine is None
+    plain, shared = plan(), plan(fast_inference=True)
+    usable = plain.device.usable_bytes
+    weights = sum(plain.phases["load"].get(part, 0) for part in (WEIGHTS, KEPT, REST))
+    assert shared.settings.vllm_bytes == usable // 2 - weights, "the trainer's weights are in unsloth's share"
+    assert shared.device.usable_bytes == usable - shared.settings.vllm_bytes
+    assert shared.phases == {name: parts for name, parts in plain.phases.items() if name != "generate"}
+    assert "vLLM takes 9.03 GiB of the GPU, which leaves 14.47 GiB; never measured" in str(shared)
+    colocate = {"use_vllm": True, "vllm_mode": "colocate"}
+    for config, given, taken in (
+        ({}, {"fast_inference": True, "gpu_memory_utilization": 0.6}, int(0.6 * usable) - weights),
+        ({"vllm_enable_sleep_mode": True}, {"fast_inference": True}, 0),
+        (colocate, {}, int(0.3 * usable)),
+        ({**colocate, "vllm_gpu_memory_utilization": 0.5}, {}, usable // 2),
+        ({**colocate, "vllm_mode": "server"}, {}, None),
+    ):
+        assert plan(SimpleNamespace(**config), **given).settings.vllm_bytes == taken, config

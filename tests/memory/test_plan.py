@@ -11,8 +11,8 @@ import pytest
 import rloo_kit
 from rloo_kit.memory import plan as planning
 from rloo_kit.memory.hardware import Device
-from rloo_kit.memory.plan import Plan, largest_slice
-from rloo_kit.memory.plan_inputs import Settings
+from rloo_kit.memory.plan import Plan, batch_sizes, largest_slice
+from rloo_kit.memory.settings import Settings
 from rloo_kit.session.output import GIB
 from tests.memory.conftest import LARGE, ONE_GROUP
 
@@ -28,7 +28,7 @@ def test_the_verdict_is_set_by_the_peak_and_its_estimated_part(room: int | None,
 @pytest.mark.parametrize("rows", [1, 3, 5, 12])
 def test_as_many_are_sampled_at_once_as_fit_and_no_more(rows: int) -> None:
     """On a device that holds just so many, and micro-batches of one."""
-    model, auto = rloo_kit.plan("qwen3-4b", card="24GB").model, Settings(batch_rows=12, micro_rows=1)
+    model, auto = rloo_kit.plan("qwen3-4b", card="24GB").model, Settings(**batch_sizes(1, 12, 12))
 
     def planned(generation_rows: int | None, device: Device) -> Plan:
         return Plan.of(model, dataclasses.replace(auto, generation_rows=generation_rows), device)
@@ -67,13 +67,15 @@ def test_every_change_that_is_advised_makes_it_fit(card: Any, config: dict[str, 
 
 
 def test_smaller_batches_leave_updates_and_groups_whole_and_k_ends_at_two() -> None:
-    asked = Settings(num_generations=4, batch_rows=16, micro_rows=8, accumulation=4)
+    asked = Settings(num_generations=4, **batch_sizes(8, 16, 32))
     planned = Plan.of(rloo_kit.plan("qwen3-4b", card="24GB").model, asked, Device("large", 2**40))
     smaller = [smaller.settings for smaller in planning.knobs(planned)["generation batch"]]
     for settings in smaller:
-        assert settings.micro_rows * settings.accumulation == 32, "completions per update"
+        assert settings.update_rows == 32
         assert settings.batch_rows % 4 == 0, "whole groups"
-        assert 32 % settings.batch_rows == settings.batch_rows % settings.micro_rows == 0, "whole batches"
+        assert 32 % settings.batch_rows == settings.batch_rows % settings.per_device_train_batch_size == 0, (
+            "whole batches"
+        )
     assert {settings.batch_rows for settings in smaller} == {16, 8, 4}
     assert [found.settings.num_generations for found in planning.knobs(planned)["K"]] == [3, 2]
 
@@ -113,7 +115,7 @@ def test_the_advised_length_is_the_longest_that_fits_and_comes_with_what_was_adv
 
 
 def test_a_trainers_plan_names_its_model_and_not_where_it_lies(make_trainer: Any, policy: Any) -> None:
-    title = make_trainer().memory_plan.title
+    title = str(make_trainer().memory_plan)
     assert title.startswith("tiny-qwen3-")
     assert str(Path(policy.model.name_or_path).parent) not in title
 

@@ -1,4 +1,4 @@
-"""What is read of a model, a configuration, a name and a device."""
+"""What is read of a model, a folder and a name."""
 
 import json
 from collections.abc import Callable
@@ -12,15 +12,13 @@ import torch
 import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import formulas, plan_inputs
-from rloo_kit.memory.plan_inputs import Settings
 from rloo_kit.models import CATALOGUE, checkpoint_from_config
 from tests.memory.conftest import CPU, tiny_plan
 
 
 def test_a_loaded_policy_or_its_model_counts_itself(policy: Any) -> None:
     by_name, loaded = rloo_kit.plan("tiny", card=CPU), rloo_kit.plan(policy, card=CPU)
-    assert (loaded.model, loaded.settings.lora_rank) == (by_name.model, 16)
-    assert loaded.settings.four_bit
+    assert (loaded.model, loaded.settings.lora_rank, loaded.settings.four_bit) == (by_name.model, 16, True)
     bare = rloo_kit.plan(policy.model, card=CPU)
     assert (bare.phases, bare.settings) == (loaded.phases, loaded.settings)
     on_gpu = rloo_kit.plan("tiny", card="8GB")
@@ -36,7 +34,6 @@ def first(model: Any, kind: str) -> torch.nn.Parameter:
     [
         (lambda model: None, True, "a fresh LoRA is the zero map"),
         (lambda model: model.add_adapter("ref", model.peft_config["default"]), True, "a copy is not trained"),
-        (lambda model: first(model, "lora_B").data.add_(1.0), False, "the LoRA has moved"),
         (
             lambda model: first(model, "norm").requires_grad_(),
             False,
@@ -62,33 +59,6 @@ def test_a_continued_policy_keeps_a_copy_of_its_lora_as_reference(policy: Any) -
     assert formulas.REFERENCE not in tiny_plan(policy, beta=0.0).parts
 
 
-def test_the_configuration_decides() -> None:
-    batch = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "steps_per_generation": 4}
-    config = rloo_kit.RLOOConfig(**batch, num_generations=4, max_completion_length=300, beta=0.0, top_k=20)
-    rows = {"micro_rows": 2, "accumulation": 8, "batch_rows": 8}
-    asked = {"num_generations": 4, "prompt_tokens": 100, "completion_tokens": 300, "beta": 0.0}
-    assert plan_inputs.settings_of(config, 100) == Settings(**rows, **asked, processors=("top_k",))
-    assert plan_inputs.settings_of(None) == plan_inputs.settings_of(rloo_kit.RLOOConfig()) == Settings()
-    with pytest.raises(ConfigError, match="completion_tokens must be at least 1"):
-        rloo_kit.plan("qwen3-4b", SimpleNamespace(max_completion_length=0), "8GB")
-    with pytest.raises(ConfigError, match="generation_rows must be at least 1"):
-        rloo_kit.plan("qwen3-4b", SimpleNamespace(generation_rows=0), "8GB")
-
-
-def test_a_plain_configuration_of_trl_takes_every_pass_and_transformers_sampling() -> None:
-    import trl
-
-    assert plan_inputs.settings_of(trl.RLOOConfig(output_dir="out")).single_pass is False
-    sampling = SimpleNamespace(generation_kwargs={"top_k": 5})
-    assert plan_inputs.settings_of(sampling).processors == ("top_k",)
-
-
-@pytest.mark.parametrize(("longest", "prompt"), [(1024, 124), (32768, 512), (800, 1)])
-def test_a_prompt_of_unknown_length_has_the_room_that_a_completion_leaves(longest: int, prompt: int) -> None:
-    config = SimpleNamespace(max_completion_length=900)
-    assert plan_inputs.settings_of(config, None, longest).prompt_tokens == prompt
-
-
 @pytest.mark.parametrize("base", ["qwen3-4b", "unsloth/Qwen3-4B-unsloth-bnb-4bit"])
 def test_a_saved_adapter_is_planned_from_its_base_with_a_copy_as_reference(tmp_path: Path, base: str) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, "r": 32}))
@@ -100,25 +70,7 @@ def test_a_saved_adapter_is_planned_from_its_base_with_a_copy_as_reference(tmp_p
 
 def test_a_configuration_in_the_policys_place_is_named() -> None:
     with pytest.raises(ConfigError, match="the first argument is the policy, and it is a RLOOConfig"):
-        rloo_kit.plan(rloo_kit.RLOOConfig(), "tiny")
-
-
-@pytest.mark.parametrize(
-    ("given", "single"),
-    [
-        ({}, True),
-        ({"advantage_estimator": "reinforce"}, False),
-        ({"normalize_advantages": True}, False),
-        ({"per_device_train_batch_size": 2}, False),
-        ({"per_device_train_batch_size": 2, "kl_placement": "loss"}, True),
-    ],
-)
-def test_a_plan_counts_the_passes_that_the_trainer_runs(
-    given: dict[str, Any], single: bool, tmp_path: Path
-) -> None:
-    batch = {"num_generations": 4, "per_device_train_batch_size": 4, "beta": 0.05} | given
-    config = rloo_kit.RLOOConfig(str(tmp_path), **batch)
-    assert plan_inputs.settings_of(config).passes.single is single
+        rloo_kit.plan(rloo_kit.RLOOConfig(), "tiny")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 import rloo_kit
 from rloo_kit import advantages
-from rloo_kit.memory import plan_inputs
+from rloo_kit.memory.settings import settings_of
 from rloo_kit.train import cpu_logprobs
 from tests.conftest import as_loaded
 
@@ -274,7 +274,7 @@ def play(on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callab
         asked = SimpleNamespace(**vars(on_paper.args) | {"beta": on_paper.beta})
         for name, value in {
             "_estimator": advantages.find(asked.advantage_estimator),
-            "passes": plan_inputs.settings_of(asked).passes,
+            "passes": settings_of(asked).passes,
             "_rollout": rollout,
             "_step": 0,
             "_reference": lambda: nullcontext("reference"),

@@ -1,0 +1,173 @@
+"""What of a run's configuration decides about memory, time and forward passes, with the defaults of these fields.
+
+The trainer runs the passes that the plan counts.  No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from rloo_kit.errors import ConfigError
+
+if TYPE_CHECKING:
+    import trl
+
+PROCESSORS = {"repetition_penalty": 4, "temperature": 4, "top_k": 5, "top_p": 22, "min_p": 9}
+"""Bytes per logit that transformers' logits processors hold at their peak beside their input, in their order."""
+
+IDLE = {"repetition_penalty": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""The values with which transformers leaves them out."""
+
+PLAIN = {"single_pass": False, "fast_sampling": False}  # what a plain trl.RLOOConfig means
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The forward passes of a training step besides the loss's own."""
+
+    reference: bool  # log-probabilities of the reference are needed (beta above 0)
+    kl_in_loss: bool  # the KL term is part of the loss; else it is subtracted from the rewards
+    single: bool  # the loss's own pass yields the old log-probabilities, so that the ratio is 1
+    two_because: str = ""  # why single_pass cannot be honoured, although every loss is on-policy
+
+    @property
+    def advantages_wait(self) -> bool:
+        """Whether advantages need a KL term that only the loss's own pass computes."""
+        return self.single and self.reference and not self.kl_in_loss
+
+    @property
+    def before_update(self) -> bool:
+        """Whether any log-probabilities are computed before the update."""
+        return self.reference or not self.single
+
+
+@dataclass(frozen=True)
+class Configured:
+    """Those fields of :class:`rloo_kit.RLOOConfig` that decide about memory, with its defaults."""
+
+    num_generations: int = 4
+    per_device_train_batch_size: int = 4
+    gradient_accumulation_steps: int = 2
+    steps_per_generation: int = 2  # where it is None, gradient_accumulation_steps
+    generation_rows: int | None = None
+    max_completion_length: int = 512
+    num_iterations: int = 1
+    max_steps: int = -1
+    beta: float = 0.05
+    kl_placement: str = "reward"
+    normalize_advantages: bool = False
+    single_pass: bool = True
+    optim: str = "adamw_torch_fused"
+
+
+@dataclass(frozen=True)
+class Settings(Configured):
+    """The configuration, and what the policy and the device say.
+
+    Attributes:
+        padded: whether prompts of a batch differ in length, so that rows are padded on the left.
+        groupwise: whether the advantage estimator needs one group at a time.
+        processors: those of :data:`PROCESSORS` that are switched on, in their order.
+        evaluations: how often, and arguments of ``evaluate``: before and after the training, and while it trains.
+        reference_copy: whether the reference is a second LoRA (a continued policy) or the base model.
+        dtype_bytes: of activations, cache and whatever is not quantised.
+        small_card: at most 24.5 GiB, where unsloth's head works in smaller tiles.
+        vllm_bytes: of the GPU that trains, what vLLM takes beside the trainer; None where it does not sample there.
+    """
+
+    prompt_tokens: int = 512
+    padded: bool = True
+    groupwise: bool = True
+    processors: tuple[str, ...] = ()
+    evaluations: tuple[tuple[int, Mapping[str, Any]], ...] = ()
+    lora_rank: int = 16
+    four_bit: bool = True
+    checkpointing: bool | str = "unsloth"
+    reference_copy: bool = False
+    on_gpu: bool = True
+    dtype_bytes: int = 2
+    small_card: bool = True
+    vllm_bytes: int | None = None
+
+    @property
+    def row_tokens(self) -> int:
+        """T: prompt and completion of one row."""
+        return self.prompt_tokens + self.max_completion_length
+
+    @property
+    def batch_rows(self) -> int:
+        """Completions of a generation batch."""
+        return self.per_device_train_batch_size * self.steps_per_generation
+
+    @property
+    def update_rows(self) -> int:
+        """Completions of an update."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def sampled_rows(self) -> int:
+        """Completions sampled at once; all of the batch where ``generation_rows`` is None."""
+        return self.generation_rows or self.batch_rows
+
+    @property
+    def passes(self) -> Passes:
+        """The forward passes of a step.
+
+        A single pass suffices where every loss is computed with the weights that sampled its completions: each
+        generation batch is used once, and each update consumes whole generation batches.  With the KL term in the
+        reward, advantages wait for the loss's own pass, so a micro-batch must hold all that an advantage depends on.
+        """
+        micro, k = self.per_device_train_batch_size, self.num_generations
+        whole_batches = self.gradient_accumulation_steps % self.steps_per_generation == 0
+        single, because = self.single_pass and self.num_iterations == 1 and whole_batches, ""
+        if single and self.beta and self.kl_placement != "loss":
+            if micro % k:
+                because = (
+                    f"a micro-batch of {micro} does not hold whole groups of {k}: a multiple of {k} would"
+                )
+            elif not self.groupwise:
+                because = "the advantage estimator looks at more than one group"
+            elif self.normalize_advantages:
+                because = "normalize_advantages looks at the whole generation batch"
+        return Passes(bool(self.beta), self.kl_placement == "loss", single and not because, because)
+
+
+def settings_of(
+    config: trl.RLOOConfig | None,
+    prompt_tokens: int | None = None,
+    max_seq_length: int | None = None,
+    evaluate: Mapping[str, Any] | None = None,
+    eval_rows: int = 0,
+) -> Settings:
+    """What of a configuration decides about memory and time; of None, and where it is silent, the defaults.
+
+    Raises:
+        ConfigError: a length or batch below 1.
+    """
+    given = {} if config is None else PLAIN | {k: v for k, v in vars(config).items() if v is not None}
+    given = {name: getattr(value, "value", value) for name, value in given.items()}  # transformers has enums
+    chosen = {field.name: given.get(field.name, field.default) for field in fields(Configured)}
+    chosen["steps_per_generation"] = given.get("steps_per_generation", chosen["gradient_accumulation_steps"])
+    if prompt_tokens is None:
+        room = max_seq_length - chosen["max_completion_length"] if max_seq_length else Settings.prompt_tokens
+        prompt_tokens = max(1, min(Settings.prompt_tokens, room))
+    chosen["prompt_tokens"] = prompt_tokens
+    for name in ("prompt_tokens", "max_completion_length", "per_device_train_batch_size", "generation_rows"):
+        if chosen[name] is not None and chosen[name] < 1:
+            todo = "look at the lengths and batches of the configuration"
+            raise ConfigError(f"{name} must be at least 1", where=f"plan, {name}={chosen[name]}", todo=todo)
+    if (estimator := given.get("advantage_estimator", "rloo")) != "rloo":
+        from rloo_kit import advantages  # which imports torch
+
+        chosen["groupwise"] = advantages.find(estimator).groupwise
+    evaluations = [] if evaluate is None else [(2, evaluate)]
+    if given.get("eval_strategy") == "steps" and (every := given.get("eval_steps")):
+        times = max(0, chosen["max_steps"]) // every if every >= 1 else 1 / every
+        samples = given.get("num_generations_eval", chosen["num_generations"])
+        asked = {"n": eval_rows, "samples": samples, "batch_size": given.get("per_device_eval_batch_size")}
+        evaluations.append((int(times), asked))
+    sampling = IDLE | given | given.get("generation_kwargs", {})
+    processors = tuple(name for name in PROCESSORS if sampling[name] != IDLE[name])
+    return Settings(**chosen, processors=processors, evaluations=tuple(evaluations))
