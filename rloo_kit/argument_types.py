@@ -11,7 +11,7 @@ import enum
 import functools
 import operator
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Interval, MultipleOf
@@ -138,3 +138,9 @@ def _for_pydantic(hint: Hint) -> Hint:
     if origin in (list, tuple):
         return origin[tuple(map(_for_pydantic, get_args(hint)))]  # type: ignore[index]
     return hint
+
+
+def did_you_mean(name: str, choices: Iterable[str], otherwise: str) -> str:
+    """What to do about a misspelt name: take the nearest, or something else where none is near."""
+    close = difflib.get_close_matches(name, list(choices), n=1)
+    return f"did you mean {close[0]}?" if close else otherwise

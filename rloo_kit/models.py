@@ -25,73 +25,56 @@ START_OF_TURN, END_OF_TURN, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endof
 # A completion ends with either of two tokens, and the tokenizer names the first only.
 EOS_TEXTS = dict(zip(QWEN3.eos_ids, (END_OF_TURN, END_OF_TEXT), strict=True))
 PADS = ("<|vision_pad|>", END_OF_TEXT)  # they do not look like the end of a turn; unsloth's choice first
-NO_MARKERS = ThinkTokens(-1, -2)  # of a model that has no tokens for thoughts
 
 HEAD_NORMS = ("qwen3", "qwen3_moe")  # families that normalise queries and keys, by head
-# Two float32 tables that bitsandbytes keeps with every 4-bit matrix: 16 values of NF4, 256 of its scales.
-CODE_BOOK_BYTES = 4 * 16 + 4 * 256
 
 
 def nf4_bytes(weights: int) -> int:
     """Bytes of one matrix in NF4 with double quantisation, as bitsandbytes' ``quantize_4bit`` stores it: two weights a
-    byte, a byte of scale per 64 weights, a float32 per 256 scales, their mean, two tables (Dettmers et al. 2023)."""
+    byte, a byte of scale per 64 weights, a float32 per 256 scales, their mean, and two float32 tables, of 16 values for
+    NF4 and of 256 for the scales (Dettmers et al. 2023)."""
     scales = -(-weights // 64)
-    return -(-weights // 2) + scales + 4 * -(-scales // 256) + 4 + CODE_BOOK_BYTES
+    return -(-weights // 2) + scales + 4 * -(-scales // 256) + 4 + 4 * (16 + 256)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint: where it is, what shape it has, and how it thinks.
+    """A checkpoint: where it is, what shape it has, and how it thinks."""
 
-    Attributes:
-        name: what ``load_policy`` takes; a hub id or folder name for a checkpoint outside the catalogue.
-        repository: hub id without the quantisation suffix, or a local folder.
-        tied: whether lm_head and the embedding are one matrix.
-        thinks: "always" (the prompt ends with <think>), "by choice" (enable_thinking) or "never".
-        four_bit_repository: hub id of unsloth's 4-bit form; None where there is none.
-        positions: tokens that its position embedding knows (``max_position_embeddings``).
-        family: transformers' ``model_type``.
-        four_bit: whether it is of use in 4 bit; a model too small for that is loaded in 16.
-        temperature: at which to sample it in training: ``RLOOConfig(temperature=policy.checkpoint.temperature)``.
-        form: in which to ask it for answers, one of ``rewards.FORMS``; a task that is given the policy does.
-        license: of the weights, as the hub writes it; None where the kit does not know.
-        uncounted: what its layers have that the memory plan has no formula for; empty for dense attention throughout.
-    """
-
-    name: str
-    repository: str
+    name: str  # as load_policy takes it; outside the catalogue a hub id or a folder's name
+    repository: str  # hub id without the quantisation suffix, or a local folder
     hidden_size: int
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
     ffn_size: int
-    tied: bool
-    thinks: Thinks
+    tied: bool  # whether lm_head and the embedding are one matrix
+    thinks: Thinks  # "always": the prompt ends with <think>; "by choice": enable_thinking
     vocabulary: int = 151936
-    four_bit_repository: str | None = None
-    positions: int = 40960
-    family: str = "qwen3"
-    four_bit: bool = True
-    temperature: float = 1.0
-    form: Form = "boxed"
-    license: str | None = None
-    uncounted: str = ""
+    four_bit_repository: str | None = None  # hub id of unsloth's 4-bit form
+    positions: int = 40960  # tokens that the position embedding knows (max_position_embeddings)
+    family: str = "qwen3"  # transformers' model_type
+    four_bit: bool = True  # whether it is of use in 4 bit; one too small for that is loaded in 16
+    temperature: float = (
+        1.0  # to sample it in training: RLOOConfig(temperature=policy.checkpoint.temperature)
+    )
+    form: Form = "boxed"  # to ask it for answers, one of rewards.FORMS; a task that is given the policy does
+    license: str | None = None  # of the weights, as the hub writes it; None where the kit does not know
+    uncounted: str = ""  # what its layers have that the memory plan has no formula for
 
     @property
     def tokens(self) -> ThinkTokens:
         """The markers of its thoughts; of ids that never occur where its vocabulary is not Qwen3's."""
-        if not self.family.startswith("qwen"):
-            return NO_MARKERS
-        return replace(QWEN3, prompt_opens=self.thinks == "always")
+        of_qwen = self.family.startswith("qwen")
+        return replace(QWEN3, prompt_opens=self.thinks == "always") if of_qwen else ThinkTokens(-1, -2)
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:
         """The seven projections of a layer: name -> (outputs, inputs)."""
         attention, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        query, key = (attention, self.hidden_size), (keys, self.hidden_size)
-        up, down = (self.ffn_size, self.hidden_size), (self.hidden_size, self.ffn_size)
-        shapes = (query, key, key, (self.hidden_size, attention), up, up, down)
+        query, key, up = ((rows, self.hidden_size) for rows in (attention, keys, self.ffn_size))
+        shapes = (query, key, key, query[::-1], up, up, up[::-1])
         return dict(zip(PROJECTIONS, shapes, strict=True))
 
     @property
@@ -114,9 +97,8 @@ class Checkpoint:
 
     def linear_bytes(self, four_bit: bool = True, dtype_bytes: int = 2) -> int:
         """Bytes of the projections as loaded: in NF4 with its quantisation state, or unquantised."""
-        if not four_bit:
-            return self.linear_parameters * dtype_bytes
-        return self.layers * sum(nf4_bytes(rows * columns) for rows, columns in self.projections.values())
+        sizes = [rows * columns for rows, columns in self.projections.values()]
+        return self.layers * sum(nf4_bytes(size) if four_bit else size * dtype_bytes for size in sizes)
 
     def weight_bytes(self, four_bit: bool = True) -> int:
         """Bytes of the loaded weights: projections in NF4 or 16 bit, the rest in 16 bit."""
@@ -138,10 +120,12 @@ APACHE = "apache-2.0"
 def _qwen3(name: str, size: str, thinks: Thinks, shape: tuple[int, int, int, int, bool]) -> Checkpoint:
     hidden_size, layers, heads, ffn_size, tied = shape
     repository = f"unsloth/Qwen3-{size}"
-    found = Checkpoint(name, repository, hidden_size, layers, heads, 8, 128, ffn_size, tied, thinks)
-    positions = 262144 if size.endswith("2507") else found.positions
-    four_bit = f"{repository}-unsloth-bnb-4bit"
-    return replace(found, four_bit_repository=four_bit, positions=positions, license=APACHE)
+    return Checkpoint(
+        *(name, repository, hidden_size, layers, heads, 8, 128, ffn_size, tied, thinks),
+        four_bit_repository=f"{repository}-unsloth-bnb-4bit",
+        positions=262144 if size.endswith("2507") else Checkpoint.positions,
+        license=APACHE,
+    )
 
 
 _SMOLLM2 = Checkpoint(
@@ -180,19 +164,18 @@ FOR_CPU = ("tiny", "smollm2-135m")
 
 def find(name: str) -> Checkpoint | None:
     """The checkpoint of that name, or of one of its hub ids; None where there is none."""
-    wanted = name.lower()
     for checkpoint in CATALOGUE.values():
         repository = checkpoint.repository.lower()
         ids = {checkpoint.name, repository, repository.replace("unsloth/", "qwen/"), f"{repository}-bnb-4bit"}
-        if wanted in ids | {str(checkpoint.four_bit_repository).lower()}:
+        if name.lower() in ids | {str(checkpoint.four_bit_repository).lower()}:
             return checkpoint
     return None
 
 
-def nearest(name: str, count: int = 3) -> list[str]:
-    """The catalogue's names that look most like ``name``."""
-    wanted = name.lower().split("/")[-1]
-    return difflib.get_close_matches(wanted, CATALOGUE, n=count, cutoff=0.3) or list(CATALOGUE)
+def nearest(name: str) -> list[str]:
+    """The catalogue's names that look most like ``name``; all where none does."""
+    last = name.lower().split("/")[-1]
+    return difflib.get_close_matches(last, CATALOGUE, cutoff=0.3) or list(CATALOGUE)
 
 
 def checkpoint_from_config(name: str, config: PreTrainedConfig, chat_template: str | None) -> Checkpoint:

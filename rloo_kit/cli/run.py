@@ -132,7 +132,7 @@ def planned(config: Config, card: str | None = None, prompt_tokens: int | None =
         "evaluate": config.evaluate,
     }
     if settled.lora is not None:
-        shape |= {"lora_rank": settled.lora.rank, "target_modules": settled.lora.modules}
+        shape |= {"lora_rank": settled.lora["r"], "target_modules": settled.lora["target_modules"]}
     vllm = {"fast_inference", "gpu_memory_utilization"} & settled.further.keys()
     shape |= {name: settled.further[name] for name in vllm}
     name = settled.name or (first_run(device)[0] if device.on_gpu else "tiny")

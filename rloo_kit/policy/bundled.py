@@ -27,10 +27,6 @@ class Bundled:
     source_hash: Callable[[], str]
     write: Callable[[Path], None]
 
-    def made(self, base: str) -> bool:
-        """Whether a folder, on this machine or another, is this checkpoint's by its name."""
-        return re.fullmatch(rf"{re.escape(self.name)}-[0-9a-f]{{12}}", Path(base).name) is not None
-
     def checkpoint(self) -> Path:
         """The folder, NAME-HASH in the user's cache, made if it is missing; several processes may ask at once."""
         folder = cache_folder() / f"{self.name}-{self.source_hash()[:12]}"
@@ -133,4 +129,5 @@ BUNDLED = {"tiny": TINY, "smollm2-135m": SMOLLM2}  # by their names in the catal
 
 def made_here(base: str) -> str | None:
     """The catalogue entry that a base is, made on this machine or another; None for any other base."""
-    return next((name for name, bundled in BUNDLED.items() if bundled.made(base)), None)
+    named = re.fullmatch(r"(.+)-[0-9a-f]{12}", Path(base).name)
+    return next((name for name, bundled in BUNDLED.items() if named and bundled.name == named[1]), None)

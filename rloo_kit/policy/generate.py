@@ -8,14 +8,11 @@ unsloth has its own loop.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,9 +26,6 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
     from rloo_kit.policy.thinking import Budget
-
-Arguments = dict[str, Any]
-Rows = list[int]
 
 BLOCK = 128
 """Entries summed first when drawing, which is vectorised; the cumulative sum, which is not, runs over these sums."""
@@ -73,30 +67,6 @@ def decode_graphs(model: torch.nn.Module) -> Iterator[None]:
                 graphs.release_for_training(model)
 
 
-@dataclass
-class Drawn:
-    """The tokens drawn so far, ``ids`` (rows, tokens), prompts included: a criterion that stops nothing."""
-
-    ids: torch.Tensor
-
-    def __call__(self, input_ids: torch.Tensor, scores: object) -> bool:
-        """Keep what there is; go on."""
-        self.ids = input_ids
-        return False
-
-
-def options(
-    device: torch.device, drawn: Drawn | None = None, fast: bool = True, budget: Budget | None = None
-) -> dict[str, object]:
-    """Keyword arguments for ``model.generate(...)`` on this device, which record in ``drawn``."""
-    from transformers import LogitsProcessorList, StoppingCriteriaList
-
-    found: dict[str, object] = {} if budget is None else {"logits_processor": LogitsProcessorList([budget])}
-    if fast and device.type == "cpu":
-        return found | {"custom_generate": partial(decode, drawn=drawn)}
-    return found if drawn is None else found | {"stopping_criteria": StoppingCriteriaList([drawn])}
-
-
 @torch.no_grad()
 def decode(
     model: PreTrainedModel,
@@ -104,18 +74,16 @@ def decode(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    drawn: Drawn | None = None,
     **model_inputs: Any,
 ) -> torch.Tensor:
     """Sampling or greedy search as ``transformers.GenerationMixin._sample`` does them, for ``custom_generate``.
 
-    Takes what ``generate`` prepared, input_ids (rows, prompt) padded on the left, tells ``drawn`` each token, and gives
-    ids (rows, prompt + longest completion) padded on the right.  A cache that cannot drop rows is transformers'.
+    Takes what ``generate`` prepared, input_ids (rows, prompt) padded on the left, and gives ids (rows, prompt + longest
+    completion) padded on the right.  A cache that cannot drop rows is left to transformers' loop.
     """
     from transformers import DynamicCache
 
     if not isinstance(model_inputs.get("past_key_values"), DynamicCache):
-        stopping_criteria += [] if drawn is None else [drawn]
         prepared = (input_ids, logits_processor, stopping_criteria, generation_config)
         sampled: torch.Tensor = model._sample(*prepared, **model_inputs)
         return sampled
@@ -139,8 +107,6 @@ def decode(
         del scores  # it would otherwise be alive next to the next token's
         ids = torch.cat([ids, step], dim=1)
         whole[rows, ids.size(1) - 1] = step.squeeze(1)
-        if drawn is not None:
-            drawn(whole[:, : ids.size(1)], None)
         going = ~stopping_criteria(ids, None)
         if not going.any():
             return whole[:, : ids.size(1)]
@@ -205,17 +171,18 @@ def _first_above(cumulated: torch.Tensor, value: torch.Tensor) -> tuple[torch.Te
 # --- a batch by slices ------------------------------------------------------------------------------------
 
 
-def packed(lengths: Sequence[int], at_once: int) -> list[Rows]:
-    """Indices of rows in as few slices as do, as even as may be, rows of near lengths together.
+def packed(rows: Iterable[int], lengths: Sequence[int], at_once: int) -> list[list[int]]:
+    """Rows, by their indices, in as few slices as do, as even as may be, rows of near lengths together.
 
     The longest come first, so that memory that is short shows early.  A single slice keeps its order.
 
-    >>> packed([3, 9, 4, 8, 3], at_once=3)
+    >>> packed(range(5), lengths=[3, 9, 4, 8, 3], at_once=3)
     [[1, 3], [2, 0, 4]]
     """
-    if len(lengths) <= at_once:
-        return [list(range(len(lengths)))]
-    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    order = list(rows)
+    if len(order) <= at_once:
+        return [order]
+    order.sort(key=lambda row: -lengths[row])
     count = -(-len(order) // at_once)
     cuts = [len(order) * cut // count for cut in range(count + 1)]
     return [order[start:end] for start, end in itertools.pairwise(cuts)]
@@ -225,22 +192,24 @@ class SlicedGenerate:
     """``model.generate`` for a batch padded on the left, at most ``at_once`` rows at a time.
 
     Where memory runs out in a slice and it ``halves``, ``at_once`` becomes half of that slice, for good, and its rows
-    go on from the tokens that they have: drawn anew, they would come out shorter than the policy makes them, since
-    long completions are what did not fit.  ``fast`` draws with the kit's own loop on a CPU.
+    are sampled anew.  Long completions are what did not fit, so that favours shorter ones slightly, once in a run.
+    ``fast`` draws with the kit's own loop on a CPU.
     """
 
     def __init__(
         self,
         model: Any,
         at_once: int,
-        eos_ids: Sequence[int],
+        pad_id: int,
         *,
         fast: bool = True,
         halves: bool = True,
         budget: Budget | None = None,
     ) -> None:
-        self.model, self.at_once, self.eos_ids, self.halves = model, at_once, eos_ids, halves
-        self._options = partial(options, fast=fast, budget=budget)
+        from transformers import LogitsProcessorList
+
+        self.model, self.at_once, self.pad_id, self.fast, self.halves = model, at_once, pad_id, fast, halves
+        self._budget = {"logits_processor": LogitsProcessorList([budget])} if budget else {}
         self._generate = model.generate  # as it is now: the trainer puts this object in its place
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **how: Any) -> torch.Tensor:
@@ -248,68 +217,33 @@ class SlicedGenerate:
 
         With a tensor among the further arguments, as vision models have, the batch stays whole.
         """
+        how |= self._budget
+        if self.fast and input_ids.device.type == "cpu":
+            how["custom_generate"] = decode
         if any(isinstance(value, torch.Tensor) for value in how.values()):
-            how |= self._options(input_ids.device)
-            return self._generate(input_ids=input_ids, attention_mask=attention_mask, **how)
-        prompts = [ids[kept] for ids, kept in zip(input_ids, attention_mask.bool(), strict=True)]
-        pad_id = _settings(how).pad_token_id
-        texts = self._continued(prompts, pad_id, how)
-        completions = [text[len(prompt) :] for prompt, text in zip(prompts, texts, strict=True)]
-        return torch.cat([input_ids, pad_sequence(completions, batch_first=True, padding_value=pad_id)], 1)
-
-    def _continued(self, prompts: list[torch.Tensor], pad_id: int, how: Arguments) -> list[torch.Tensor]:
-        # One that ended before others of its slice has pads behind it.
-        texts = list(prompts)
-        waiting = self._cut(list(range(len(texts))), texts)
+            whole: torch.Tensor = self._generate(input_ids=input_ids, attention_mask=attention_mask, **how)
+            return whole
+        lengths = attention_mask.sum(1).tolist()
+        completions: dict[int, torch.Tensor] = {}
+        waiting = packed(range(len(lengths)), lengths, self.at_once)
         while waiting:
-            rows = waiting.pop(0)
-            ids = pad_sequence([texts[row] for row in rows], True, pad_id, "left")
-            mask = pad_sequence([torch.ones_like(texts[row]) for row in rows], True, 0, "left")
-            already = len(texts[rows[0]]) - len(prompts[rows[0]])  # as many in each row of a slice
-            found, going = self._slice(ids, mask, _with_less(how, already))
-            for row, text in zip(rows, found, strict=True):
-                texts[row] = torch.cat([texts[row], text[ids.size(1) :]])
-            if going.any():
-                left = [row for row, goes in zip(rows, going.tolist(), strict=True) if goes]
-                waiting = [part for several in (left, *waiting) for part in self._cut(several, texts)]
-        return texts
-
-    def _cut(self, rows: Rows, texts: Sequence[torch.Tensor]) -> list[Rows]:
-        slices = packed([len(texts[row]) for row in rows], self.at_once)
-        return [[rows[index] for index in part] for part in slices]
-
-    def _slice(
-        self, ids: torch.Tensor, mask: torch.Tensor, how: Arguments
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        # The texts (rows, tokens) as far as they were sampled, and which rows (rows,) have not ended.
-        drawn, training = Drawn(ids), self.model.training
-        recorded = self._options(ids.device, drawn)
-        try:
-            whole = self._generate(input_ids=ids, attention_mask=mask, **how, **recorded)
-            return whole, torch.zeros(len(ids), dtype=torch.bool)
-        except (RuntimeError, MemoryError) as error:
-            if len(ids) == 1 or not self.halves or not out_of_memory.is_out_of_memory(error):
-                raise
-            _recover(self.model, training)
-            out_of_memory.let_go(error)
-        self.at_once = -(-len(ids) // 2)
-        new = drawn.ids[:, ids.size(1) :]
-        return drawn.ids, ~torch.isin(new, new.new_tensor(self.eos_ids)).any(1)
-
-
-def _settings(how: Arguments) -> Any:
-    return how.get("generation_config") or SimpleNamespace(**how)
-
-
-def _with_less(how: Arguments, already: int) -> Arguments:
-    # For what is left of completions that have so many tokens.
-    if not already:
-        return how
-    config = copy.deepcopy(_settings(how))
-    config.max_new_tokens -= already
-    if least := getattr(config, "min_new_tokens", None):
-        config.min_new_tokens = max(0, least - already)
-    return how | {"generation_config": config} if "generation_config" in how else vars(config)
+            rows, training = waiting[0], self.model.training
+            width = max(lengths[row] for row in rows)
+            ids, mask = input_ids[rows, -width:], attention_mask[rows, -width:]
+            try:
+                texts = self._generate(input_ids=ids, attention_mask=mask, **how)
+            except (RuntimeError, MemoryError) as error:
+                if len(rows) == 1 or not self.halves or not out_of_memory.is_out_of_memory(error):
+                    raise
+                _recover(self.model, training)
+                out_of_memory.let_go(error)
+                self.at_once = -(-len(rows) // 2)
+                waiting = packed(itertools.chain(*waiting), lengths, self.at_once)
+            else:
+                completions |= zip(rows, texts[:, width:], strict=True)
+                waiting = waiting[1:]
+        in_order = [completions[row] for row in range(len(lengths))]
+        return torch.cat([input_ids, pad_sequence(in_order, batch_first=True, padding_value=self.pad_id)], 1)
 
 
 def _recover(model: Any, training: bool) -> None:

@@ -7,12 +7,13 @@ kit's names and by unsloth's, are checked first (:func:`settled`), which imports
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from annotated_types import Interval
 
 from rewards.call_records import Call, recorded
 from rloo_kit import argument_types, redact
@@ -39,11 +40,11 @@ SPILLED = ("does not fit in GPU memory", "dispatched on the CPU or the disk")
 
 def _remember(policy: Policy, call: Call) -> None:
     """The model remembers it too: the trainer may be given that alone.  What was chosen for the machine has a name."""
-    given = dict(call.arguments)
-    named = given.pop("model_name", None) or given.get("name") or policy.checkpoint.name
+    arguments = dict(call.arguments)
+    name = arguments.pop("model_name", None) or arguments.get("name") or policy.checkpoint.name
     plain = policy.thinking is True or policy.checkpoint.thinks == "never"
     chosen = {} if plain else {"thinking": policy.thinking}
-    policy.model.made_by = Call(call.function, {**given, **chosen, "name": named})
+    policy.model.made_by = Call(call.function, {**arguments, **chosen, "name": name})
 
 
 @recorded(without=("token",), files=("name", "model_name"), also=_remember)
@@ -90,21 +91,34 @@ def load_policy(
         ConfigError: a setting out of range, or a tokenizer without what training needs.
         ArgumentError: an argument that load_policy does not take, with what to do instead.
     """
-    given = dict(locals())
-    asked = settled({**given.pop("kwargs"), **given})
+    arguments = dict(locals())
+    asked = settled({**arguments.pop("kwargs"), **arguments})
     import_unsloth()
-    if (wanted := asked.name) is None:
-        wanted, thinking = resolve.first_run(asked.four_bit)
-        asked = replace(asked, name=wanted, thinking=thinking if asked.thinking is None else asked.thinking)
-    place = {name: asked.further[name] for name in ("revision", "cache_dir") if name in asked.further}
-    return _loaded(resolve.resolve(wanted, asked.four_bit, asked.further.get("token"), **place), asked)
+    name, thinks = resolve.named_for_device(asked.name, asked.four_bit)
+    asked = replace(asked, name=name, thinking=thinks if asked.thinking is None else asked.thinking)
+    place = {n: asked.further[n] for n in ("token", "revision", "cache_dir") if n in asked.further}
+    return _loaded(resolve.resolve(name, asked.four_bit, **place), asked)
 
 
 # --- what is asked for ------------------------------------------------------------------------------------
 
+ALIASES = {"model_name": "name", "r": "lora_rank", "random_state": "seed", "torch_dtype": "dtype"}
+ALIASES["use_gradient_checkpointing"] = "gradient_checkpointing"
+"""Unsloth's names for arguments that have another one here."""
+
+IDLE: Arguments = {
+    "lora_dropout": Annotated[float, Interval(ge=0, le=0)],
+    "bias": Literal["none"],
+    "load_in_8bit": Literal[False] | None,
+    "load_in_fp8": Literal[False] | None,
+    **dict.fromkeys(("loftq_config", "modules_to_save")),
+}
+"""What unsloth's notebooks write out beside them, each with the type of the value that asks for nothing."""
+
 DEFAULTS: Arguments = dict(load_policy.__wrapped__.__kwdefaults__, name=None)  # type: ignore[attr-defined]
 HINTS: Arguments = {
     **typing.get_type_hints(load_policy, localns={"Policy": Any}, include_extras=True),
+    **IDLE,
     "target_modules": list[Literal[PROJECTIONS]] | None,  # type: ignore[valid-type]
     **dict.fromkeys(("load_in_16bit", "fast_inference", "float8_kv_cache"), bool),
     "gpu_memory_utilization": PositiveShare,
@@ -114,39 +128,13 @@ HINTS: Arguments = {
     "revision": str | None,
 }
 ADVICE = {name: f"{DEFAULTS[name]} is the default" for name in ("max_seq_length", "lora_rank")}
-ADVICE |= {"target_modules": f"a list of some of {', '.join(PROJECTIONS)}, or 'all-linear' for all seven"}
+ADVICE["target_modules"] = f"a list of some of {', '.join(PROJECTIONS)}, or 'all-linear' for all seven"
+ADVICE["lora_dropout"] = "leave it out: with dropout the on-policy ratio would differ from 1"
 
-# Unsloth's names for arguments that have another one here.
-ALIASES = {"model_name": "name", "r": "lora_rank", "random_state": "seed", "torch_dtype": "dtype"}
-ALIASES["use_gradient_checkpointing"] = "gradient_checkpointing"
-
-# Unsloth's arguments that published recipes write out: with this value they ask for nothing, any other is refused.
-IDLE: Arguments = {"lora_dropout": 0, "bias": "none", "init_lora_weights": True}
-IDLE |= dict.fromkeys(("load_in_8bit", "load_in_fp8", "modules_to_save", "loftq_config"))
-IDLE |= dict.fromkeys(("layers_to_transform", "layers_pattern", "qat_scheme"))
-
-KNOWN = {*DEFAULTS, *HINTS, "device_map"} - {"kwargs", "return"}
-NAMES = {*KNOWN, *ALIASES, *IDLE}
+NAMES = {*HINTS, *ALIASES, "device_map"} - {"kwargs", "return"}
 """Every argument that ``load_policy`` takes or answers; others go to unsloth."""
 
-OF_VLLM = ("fast_inference", "gpu_memory_utilization", "float8_kv_cache")
-OF_LORA = ("lora_rank", "lora_alpha", "target_modules", "use_rslora")
-CLASHES = {
-    ("load_in_4bit", "load_in_16bit"): "weights are loaded in one precision",
-    ("full_finetuning", "load_in_4bit"): "weights in 4 bit cannot be trained, only a LoRA over them",
-    ("full_finetuning", "fast_inference"): "unsloth's vLLM takes a LoRA, and not weights that change",
-    **{("full_finetuning", name): f"it trains every weight, and {name} is of a LoRA" for name in OF_LORA},
-}
-
-
-@dataclass(frozen=True)
-class Lora:
-    """The LoRA to attach to a base."""
-
-    rank: int
-    alpha: float
-    modules: tuple[str, ...] = PROJECTIONS
-    rank_stabilised: bool = False  # alpha / sqrt(rank) in place of alpha / rank
+OF_LORA = ("load_in_4bit", "fast_inference", "lora_rank", "lora_alpha", "target_modules", "use_rslora")
 
 
 @dataclass(frozen=True)
@@ -159,117 +147,100 @@ class Asked:
     thinking: bool | int | None
     seed: int
     four_bit: bool | None  # None leaves it to the checkpoint
-    lora: Lora | None  # None where all weights are trained
+    lora: Arguments | None  # by PEFT's names; None where all weights are trained
     further: Arguments  # for ``FastLanguageModel.from_pretrained`` as they are
 
 
-def settled(given: Arguments) -> Asked:
+def settled(arguments: Arguments) -> Asked:
     """What ``load_policy`` was given, by one name each; ArgumentError or ConfigError where it cannot be."""
-    if isinstance(token := given.get("token"), str):
+    if isinstance(token := arguments.get("token"), str):
         redact.hide("load_policy(token)", token)
-    given = _by_our_names(given)
+    given = _by_our_names(arguments)
     if given.get("dtype") is not None:
         given["dtype"] = str(given["dtype"]).removeprefix("torch.")
     if given["target_modules"] == "all-linear":
-        given["target_modules"] = list(PROJECTIONS)
+        given["target_modules"] = None
     given |= argument_types.check(given, HINTS, "load_policy", ADVICE)
-    for (one, other), why in CLASHES.items():
-        if given.get(one) and given.get(other) not in (None, False, DEFAULTS.get(other)):
-            raise _refused(given, one, other, what=why, todo="leave one of them out")
-    if given["target_modules"] == []:
-        raise _refused(given, "target_modules", what="a LoRA needs modules", todo=ADVICE["target_modules"])
-    four_bit = False if given.pop("load_in_16bit", False) else given["load_in_4bit"]
-    rank, chosen = given["lora_rank"], given["target_modules"] or PROJECTIONS
-    modules = tuple(name for name in PROJECTIONS if name in chosen)
-    lora: Lora | None = Lora(rank, given["lora_alpha"] or rank, modules, given["use_rslora"])
-    idle = () if given.get("fast_inference") else OF_VLLM
-    further = {name: value for name, value in given.items() if name not in {*DEFAULTS, *idle}}
+    if given.pop("load_in_16bit", False):
+        if given["load_in_4bit"]:
+            raise _clash(arguments, "load_in_4bit", "load_in_16bit", "weights are loaded in one precision")
+        given["load_in_4bit"] = False
+    for name in OF_LORA:
+        if given["full_finetuning"] and given.get(name) not in (None, False, DEFAULTS.get(name)):
+            what = f"full_finetuning trains every weight in 16 bit, and {name} is of a LoRA"
+            raise _clash(given, "full_finetuning", name, what)
+    further = {name: value for name, value in given.items() if name not in {*DEFAULTS, *IDLE}}
+    kept = ("name", "max_seq_length", "gradient_checkpointing", "thinking", "seed")
+    asked = {name: given[name] for name in kept}
     if given["full_finetuning"]:
-        lora, four_bit, further["full_finetuning"] = None, False, True
-    kept = {
-        name: given[name] for name in ("name", "max_seq_length", "gradient_checkpointing", "thinking", "seed")
+        return Asked(**asked, four_bit=False, lora=None, further={**further, "full_finetuning": True})
+    chosen = given["target_modules"] or PROJECTIONS
+    lora = {
+        "r": given["lora_rank"],
+        "lora_alpha": given["lora_alpha"] or given["lora_rank"],
+        "target_modules": [name for name in PROJECTIONS if name in chosen],
+        "use_rslora": given["use_rslora"],
     }
-    return Asked(**kept, four_bit=four_bit, lora=lora, further=further)
+    return Asked(**asked, four_bit=given["load_in_4bit"], lora=lora, further=further)
 
 
-def _refused(given: Arguments, *names: str, what: str, todo: str) -> ConfigError:
-    shown = ", ".join(f"{name}={redact.shown(name, given[name])}" for name in names)
-    return ConfigError(what, where=f"load_policy({shown})", todo=todo)
+def _clash(given: Arguments, one: str, other: str, what: str) -> ConfigError:
+    shown = ", ".join(f"{name}={redact.shown(name, given[name])}" for name in (one, other))
+    return ConfigError(what, where=f"load_policy({shown})", todo="leave one of them out")
 
 
 def _by_our_names(given: Arguments) -> Arguments:
-    # What asks for nothing goes; what unsloth would drop in silence is refused.
-    found = DEFAULTS | given
+    arguments = DEFAULTS | given
     for theirs, ours in ALIASES.items():
-        if theirs in found:
-            value, default = found.pop(theirs), DEFAULTS.get(ours)
+        if theirs in given:
+            value, default = arguments.pop(theirs), DEFAULTS.get(ours)
             if given.get(ours, default) not in (default, value):
-                what = f"{theirs} and {ours} are two names of one setting"
-                raise _refused(given, theirs, ours, what=what, todo="leave one of them out")
-            found[ours] = value
-    for name in found.keys() - KNOWN:
-        near = difflib.get_close_matches(name, KNOWN, n=1)
-        if name in IDLE:
-            todo, value = "leave it out: dropout makes the ratio differ from 1", found.pop(name)
-            if value in (IDLE[name], None, False, {}):
-                continue
-        elif near and not name.endswith("_revision"):  # unsloth has two of its own
-            todo = f"did you mean {near[0]}?"
-        else:
-            continue
-        where = f"load_policy({name}={redact.shown(name, given[name])})"
-        raise ArgumentError(f"load_policy takes no {name}", where=where, todo=todo)
-    return found
+                raise _clash(given, theirs, ours, f"{theirs} and {ours} are two names of one setting")
+            arguments[ours] = value
+    for name in arguments.keys() - NAMES:
+        todo = argument_types.did_you_mean(name, NAMES, "")
+        if todo and not name.endswith("_revision"):  # unsloth has two of its own
+            where = f"load_policy({name}={redact.shown(name, given[name])})"
+            raise ArgumentError(f"load_policy takes no {name}", where=where, todo=todo)
+    return arguments
 
 
 # --- loading ----------------------------------------------------------------------------------------------
 
 
-def _loaded(found: Source, asked: Asked) -> Policy:
+def _loaded(source: Source, asked: Asked) -> Policy:
     from unsloth import FastLanguageModel
 
     from rloo_kit.policy.policy import Policy
 
-    of_use = found.checkpoint is None or found.checkpoint.four_bit
+    of_use = source.checkpoint is None or source.checkpoint.four_bit
     if asked.four_bit and not of_use:
         what, todo = f"{asked.name} is too small for 4 bit", "leave it out, and 16 bit are loaded"
         raise ConfigError(what, where="load_policy(load_in_4bit=True)", todo=todo)
     four_bit = asked.lora is not None and (of_use if asked.four_bit is None else asked.four_bit)
-    saved = resolve.check_adapter(found.path, asked.lora) if found.is_adapter else set()
-    with (
-        resolve.portable(found) as path,
-        _out_of_memory_explained(found, four_bit),
-        quiet(),
-        without_bars(),
-        _uncut(),
-    ):
-        with resolve.explained(found.base):
-            trained = resolve.trained_length(found, asked.further)
+    saved = resolve.check_adapter(source.path, asked.lora) if source.is_adapter else set()
+    explained = _out_of_memory_explained(source, four_bit)
+    with resolve.portable(source) as path, explained, quiet(), without_bars(), _uncut():
+        with resolve.hub_explained(source.base):
+            trained = resolve.trained_length(source, asked.further)
             longest = min(asked.max_seq_length, trained or asked.max_seq_length)
             model, of_text = _load(path, longest, four_bit, asked)
-        if found.is_adapter:
-            resolve.check_attached(model, saved, found.path)
+        if source.is_adapter:
+            resolve.check_attached(model, saved, source.path)
         tokenizer.complete(model, of_text)
-        checkpoint = found.checkpoint or replace(
+        checkpoint = source.checkpoint or replace(
             resolve.checkpoint_of_model(model, of_text), name=os.fspath(asked.name or "")
         )
-        set_thinking(of_text, checkpoint, asked.thinking)
-        if not found.is_adapter and asked.lora is not None:
-            model = FastLanguageModel.get_peft_model(
-                model,
-                r=asked.lora.rank,
-                lora_alpha=asked.lora.alpha,
-                lora_dropout=0.0,
-                bias="none",
-                target_modules=list(asked.lora.modules),
-                use_rslora=asked.lora.rank_stabilised,
-                use_gradient_checkpointing=asked.gradient_checkpointing,
-                random_state=asked.seed,
-            )
+        if asked.thinking is not None:
+            set_thinking(of_text, checkpoint, asked.thinking)
+        if not source.is_adapter and asked.lora is not None:
+            how = {"lora_dropout": 0.0, "bias": "none", "random_state": asked.seed, **asked.lora}
+            how["use_gradient_checkpointing"] = asked.gradient_checkpointing
+            model = FastLanguageModel.get_peft_model(model, **how)
         tokenizer.without_dropout(model)
     if longest < asked.max_seq_length != DEFAULTS["max_seq_length"]:
-        said = f"max_seq_length is {longest}, not {asked.max_seq_length}"
-        output.warn(f"{said}: the checkpoint was trained for no more tokens.")
+        shorter = f"max_seq_length is {longest}, not {asked.max_seq_length}"
+        output.warn(f"{shorter}: the checkpoint was trained for no more tokens.")
     return Policy(model, of_text, checkpoint)
 
 
@@ -313,7 +284,7 @@ def _load(path: str, longest: int, four_bit: bool, asked: Asked) -> tuple[Any, P
 
 
 @contextlib.contextmanager
-def _out_of_memory_explained(found: Source, four_bit: bool) -> Iterator[None]:
+def _out_of_memory_explained(source: Source, four_bit: bool) -> Iterator[None]:
     from rloo_kit.memory import out_of_memory
 
     try:
@@ -323,11 +294,11 @@ def _out_of_memory_explained(found: Source, four_bit: bool) -> Iterator[None]:
             raise
         out_of_memory.let_go(error)
         free, total = prepare.device_memory()
-        need = found.checkpoint.weight_bytes(four_bit) if found.checkpoint else None
+        need = source.checkpoint.weight_bytes(four_bit) if source.checkpoint else None
         smaller = [c.name for c in CATALOGUE.values() if need and c.weight_bytes(four_bit) < need]
         raise OutOfMemoryError(
             "the weights do not fit into the device's memory",
-            where=f"load_policy, {found.path}: needs {need or 'unknown'} bytes for them; {free} of {total} are free",
+            where=f"load_policy, {source.path}: needs {need or 'unknown'} bytes for them; {free} of {total} are free",
             todo=f"load a smaller one ({', '.join(reversed(smaller)) or 'see rloo_kit.CATALOGUE'}), keep "
             "load_in_4bit=True, or free the GPU: call rloo_kit.release() and end other programs that use it",
         ) from error

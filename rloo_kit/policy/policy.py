@@ -18,8 +18,8 @@ from rloo_kit.memory import hardware
 from rloo_kit.models import Checkpoint
 from rloo_kit.policy import resolve, save
 from rloo_kit.policy.generate import SlicedGenerate, decode_graphs, head_in_one_product, without_max_length
-from rloo_kit.policy.thinking import budget_of, setting_of
-from rloo_kit.policy.tokenizer import complete, of_prompts, without_dropout
+from rloo_kit.policy.thinking import budget_of, check_thinking, setting_of
+from rloo_kit.policy.tokenizer import complete, without_dropout
 from rloo_kit.session import output
 
 if TYPE_CHECKING:
@@ -113,7 +113,16 @@ class Policy:
     def tokenize(self, prompts: Sequence[Prompt], **template: object) -> list[list[int]]:
         """Token ids of each prompt; a conversation goes through the chat template, with the generation prompt and
         ``template``'s arguments, such as ``enable_thinking=False``."""
-        return of_prompts(self.tokenizer, prompts, template)
+        check_thinking(self.tokenizer, template)
+        if not self.tokenizer.chat_template and not all(isinstance(prompt, str) for prompt in prompts):
+            what = "the prompts are conversations and the tokenizer has no chat template"
+            todo = "use an instruct or chat checkpoint, or give plain strings as prompts"
+            raise ConfigError(what, where=type(self.tokenizer).__name__, todo=todo)
+        render = functools.partial(
+            self.tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+        rows = (self.tokenizer(p) if isinstance(p, str) else render(p, **template) for p in prompts)
+        return [list(row["input_ids"]) for row in rows]
 
     def generate(
         self,
@@ -156,19 +165,20 @@ class Policy:
         how: dict[str, object] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
         counts = {"n": n, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
         check_sampling(greedy, **how, **counts, chat_template_kwargs=chat_template_kwargs)
-        asked = self.tokenize(prompts, **(chat_template_kwargs or {}))
+        prompt_ids = self.tokenize(prompts, **(chat_template_kwargs or {}))
         starts = [list(ids) for ids in begun or [()] * len(prompts)]
-        rows = [ids + start for ids, start in zip(asked, starts, strict=True)]
+        rows = [ids + start for ids, start in zip(prompt_ids, starts, strict=True)]
         _check_prompts(rows, getattr(self.model, "max_seq_length", None))
         jobs = [job for job in zip(prompts, rows, starts, strict=True) for _ in range(n)]
-        draw = dict.fromkeys(how) | {"do_sample": False} if greedy else how | {"do_sample": True}
-        draw |= {"max_new_tokens": max_new_tokens}
+        how = {**(dict.fromkeys(how) if greedy else how), "do_sample": not greedy}
+        how["max_new_tokens"] = max_new_tokens
         batch_size = batch_size or self.fitting_batch_size(max(map(len, rows)) + max_new_tokens)
         out: list[Completion] = []
         with _sampling(self.model, seed):
-            sliced = SlicedGenerate(self.model, batch_size, self.eos_ids, budget=budget_of(self.tokenizer))
+            pad_id, budget = self.tokenizer.pad_token_id, budget_of(self.tokenizer)
+            sliced = SlicedGenerate(self.model, batch_size, pad_id, budget=budget)
             for start in range(0, len(jobs), batch_size):
-                out += self._generate_batch(jobs[start : start + batch_size], draw, sliced)
+                out += self._generate_batch(jobs[start : start + batch_size], how, sliced)
                 if progress is not None:
                     progress(len(out))
         if (fewer := sliced.at_once) < batch_size:
@@ -177,14 +187,14 @@ class Policy:
         return out
 
     def _generate_batch(
-        self, jobs: list[tuple[Prompt, list[int], list[int]]], draw: dict[str, object], sliced: SlicedGenerate
+        self, jobs: list[tuple[Prompt, list[int], list[int]]], how: dict[str, object], sliced: SlicedGenerate
     ) -> list[Completion]:
         import torch
 
-        width, pad = max(len(row) for _, row, _ in jobs), self.tokenizer.pad_token_id
-        ids = torch.tensor([[pad] * (width - len(row)) + row for _, row, _ in jobs], device=self.device)
+        width, pad_id = max(len(row) for _, row, _ in jobs), self.tokenizer.pad_token_id
+        ids = torch.tensor([[pad_id] * (width - len(row)) + row for _, row, _ in jobs], device=self.device)
         mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for _, r, _ in jobs], device=self.device)
-        rows = sliced(ids, mask, pad_token_id=pad, eos_token_id=list(self.eos_ids), **draw)
+        rows = sliced(ids, mask, pad_token_id=pad_id, eos_token_id=list(self.eos_ids), **how)
         completions = []
         for (prompt, _, start), row in zip(jobs, rows[:, width:].tolist(), strict=True):
             end = next((i for i, token in enumerate(row) if token in self.eos_ids), None)
@@ -216,9 +226,7 @@ class Policy:
             NonFiniteError: a trained weight is NaN or infinite.
             RunFolderError: the disk is full, or the folder cannot be written to.
         """
-        form = "LoRA adapter" if self.has_lora else "checkpoint, all weights trained"
-        own = functools.partial(save.write_own, self)
-        return save.write(self, folder, "Policy.save", form, own, results=results, audits=audits)
+        return save.save_own(self, folder, results=results, audits=audits)
 
     def save_merged(
         self,
@@ -244,8 +252,7 @@ class Policy:
             PolicyNotFoundError: the base's unquantised weights are neither on this machine nor on the hub.
             ConfigError: it is another base, its weights are out of float16's range, or as :meth:`save`.
         """
-        instead = "save_merged(folder, dtype='float32'), or keep the adapter: policy.save(folder)"
-        return save.save_merged(self, folder, dtype, base, instead, results=results, audits=audits)
+        return save.save_merged(self, folder, dtype, base, results=results, audits=audits)
 
     def save_gguf(
         self,
@@ -288,11 +295,11 @@ def check_sampling(greedy: bool, **given: object) -> None:
 
 def warn_of_temperature(policy: Policy, temperature: float) -> None:
     """Say once that a policy is to be sampled at TRL's default of 1 though its checkpoint asks for less."""
-    wanted, told = policy.checkpoint.temperature, vars(policy.model)
-    if temperature == 1.0 and wanted < 1.0 and not told.get("told_of_temperature"):
-        told["told_of_temperature"] = True
+    best, model = policy.checkpoint.temperature, vars(policy.model)
+    if temperature == 1.0 and best < 1.0 and not model.get("warned_of_temperature"):
+        model["warned_of_temperature"] = True
         what = f"At temperature 1 most of what {policy.checkpoint.name} says is noise"
-        todo = f"RLOOConfig(temperature=policy.checkpoint.temperature), which is {wanted:g}"
+        todo = f"RLOOConfig(temperature=policy.checkpoint.temperature), which is {best:g}"
         output.warn(f"{what}. What to do: {todo}.")
 
 

@@ -6,7 +6,6 @@ It loads no weights.  Here is also all that is checked of a saved adapter.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RLOOKitError
 from rloo_kit.memory import cards
-from rloo_kit.models import CATALOGUE, Checkpoint, checkpoint_from_config, find
+from rloo_kit.models import CATALOGUE, Checkpoint, checkpoint_from_config, find, nearest
 from rloo_kit.policy.bundled import BUNDLED, made_here
 from rloo_kit.session import output
 from rloo_kit.session.prepare import within
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from rloo_kit.policy.load import Lora
-
 ADAPTER_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "base_model_name_or_path"
 ANEW = "copy the folder anew, or take a run's checkpoint-N"
@@ -37,6 +34,8 @@ HUB_SECONDS = 9.0  # the hub's library itself retries for longer
 
 OF_FILES = ["*.json", "adapter_model*", "*.jinja", "*.txt", "*.model"]
 """What an adapter's repository is read for: not its optimizer, nor a run's other checkpoints."""
+
+Name = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -49,13 +48,24 @@ class Source:
     is_adapter: bool = False
 
 
-def resolve(name: str | os.PathLike[str], four_bit: bool | None, token: str | None, **place: Any) -> Source:
+def named_for_device(name: Name | None, four_bit: bool | None) -> tuple[Name, bool | None]:
+    """What None, for a first run, and "largest" stand for on this machine, and whether that is to think."""
+    import torch
+
+    if name is not None and name != "largest":
+        return name, None
+    if not torch.cuda.is_available():
+        return "tiny", None
+    if name is None:
+        return cards.first_run(load_in_4bit=four_bit is not False)
+    return cards.fit(load_in_4bit=four_bit is not False).model.checkpoint.name, None
+
+
+def resolve(name: Name, four_bit: bool | None, token: str | None = None, **place: Any) -> Source:
     """The source of a name as ``load_policy`` takes it, else a PolicyNotFoundError; an adapter's files are fetched.
 
     ``place``: revision and cache_dir.
     """
-    if name == "largest":
-        name = cards.fit(load_in_4bit=four_bit is not False).model.checkpoint.name if _on_gpu() else "tiny"
     if expanded(name).is_dir():
         return _of_folder(str(expanded(name)))
     text = os.fspath(name)
@@ -67,33 +77,19 @@ def resolve(name: str | os.PathLike[str], four_bit: bool | None, token: str | No
         check_hub(path, token, **place)
         return Source(path, checkpoint, path)
     if isinstance(name, os.PathLike) or not _may_be_on_hub(text):
-        what, where = (
-            f"there is no policy and no folder {text!r}",
-            f"load_policy, with {', '.join(CATALOGUE)}",
-        )
-        todo = f"{_did_you_mean(text)}give one of these names, a folder, or a hub id (owner/name)"
-        raise PolicyNotFoundError(what, where=where, todo=todo)
+        what, todo = f"there is no policy and no folder {text!r}", "give a folder, or a hub id (owner/name)"
+        where = f"load_policy, with {', '.join(CATALOGUE)}"
+        raise PolicyNotFoundError(what, where=where, todo=f"did you mean {nearest(text)[0]}? Else {todo}")
     if not check_hub(text, token, **place):
         return Source(text, None, text)
     from huggingface_hub import snapshot_download
 
-    with explained(text):
+    with hub_explained(text):
         files: dict[str, Any] = {"allow_patterns": OF_FILES, "ignore_patterns": "*/*"}
         return _of_folder(snapshot_download(text, token=token, **place, **files))
 
 
-def first_run(four_bit: bool | None) -> tuple[str, bool | None]:
-    """What ``load_policy()`` takes without a name, and whether it is to think."""
-    return cards.first_run(load_in_4bit=four_bit is not False) if _on_gpu() else ("tiny", None)
-
-
-def _on_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def expanded(name: str | os.PathLike[str]) -> Path:
+def expanded(name: Name) -> Path:
     """A path as a user writes it, with "~"."""
     return Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
@@ -102,20 +98,13 @@ def _may_be_on_hub(name: str) -> bool:
     return re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) is not None
 
 
-def _did_you_mean(name: str) -> str:
-    beside = [path.name for path in expanded(name).absolute().parent.glob("*/")]
-    wanted = name.lower().split("/")[-1]
-    near = difflib.get_close_matches(wanted, [*CATALOGUE, *beside], cutoff=0.4)
-    return f"did you mean {' or '.join(near)}? Else " if near and wanted not in near else ""
-
-
 # --- folders and bases ------------------------------------------------------------------------------------
 
 
 def _of_folder(folder: str) -> Source:
     base, is_adapter = base_named(folder), Path(folder, ADAPTER_CONFIG).is_file()
-    if is_adapter and (made := made_here(base)):
-        return Source(folder, CATALOGUE[made], str(BUNDLED[made].checkpoint()), True)
+    if is_adapter and (bundled := made_here(base)):
+        return Source(folder, CATALOGUE[bundled], str(BUNDLED[bundled].checkpoint()), True)
     what = todo = ""
     if not is_adapter and not Path(folder, "config.json").is_file():
         what = f"the folder holds neither a checkpoint nor an adapter: no config.json and no {ADAPTER_CONFIG}"
@@ -144,7 +133,7 @@ def base_of(model: PeftModel | PreTrainedModel) -> str:
     return str(named or getattr(getattr(model, "config", None), "_name_or_path", ""))
 
 
-def base_named(name: str) -> str:
+def base_named(name: Name) -> str:
     """The base of what ``load_policy(name)`` would load, as far as a folder on this machine says."""
     config = expanded(name) / ADAPTER_CONFIG
     return str(read(config).get(BASE) or "") if config.is_file() else str(expanded(name))
@@ -162,19 +151,18 @@ def lasting_name(base: str) -> str:
 def checkpoint_of_model(model: PeftModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
     """The checkpoint that a loaded model is of: of the catalogue by its name, or by its config."""
     name = lasting_name(base_of(model))
-    known = find(made_here(name) or name)
-    return known or checkpoint_from_config(name, model.config, tokenizer.chat_template)
+    return find(made_here(name) or name) or checkpoint_from_config(
+        name, model.config, tokenizer.chat_template
+    )
 
 
-def trained_length(found: Source, further: Mapping[str, Any]) -> int | None:
+def trained_length(source: Source, further: Mapping[str, Any]) -> int | None:
     """Tokens that the base was trained for, if its config says so.  Works around: for a longer ``max_seq_length``
     unsloth rescales the position embedding on a GPU with only a warning, and the policy is a different one."""
     from transformers import AutoConfig
 
-    names = ("token", "cache_dir", "trust_remote_code", *(() if found.is_adapter else ("revision",)))
-    if found.is_adapter and not Path(found.base).is_dir():
-        check_hub(found.base, further.get("token"), cache_dir=further.get("cache_dir"))
-    config = AutoConfig.from_pretrained(found.base, **{n: further[n] for n in names if n in further})
+    names = ("token", "cache_dir", "trust_remote_code", *(() if source.is_adapter else ("revision",)))
+    config = AutoConfig.from_pretrained(source.base, **{n: further[n] for n in names if n in further})
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -182,20 +170,20 @@ def trained_length(found: Source, further: Mapping[str, Any]) -> int | None:
 
 
 @contextlib.contextmanager
-def portable(found: Source) -> Iterator[str]:
+def portable(source: Source) -> Iterator[str]:
     """The path to load; for an adapter whose base another machine made, a copy that names this machine's."""
-    if not found.is_adapter or base_named(found.path) == found.base:
-        yield found.path
+    if not source.is_adapter or base_named(source.path) == source.base:
+        yield source.path
         return
     with tempfile.TemporaryDirectory(prefix="rloo-kit-") as scratch:
         copy = Path(scratch) / "adapter"
-        shutil.copytree(found.path, copy, ignore=shutil.ignore_patterns("optimizer.pt"))
-        config = {**read(copy / ADAPTER_CONFIG), BASE: found.base}
+        shutil.copytree(source.path, copy, ignore=shutil.ignore_patterns("optimizer.pt"))
+        config = {**read(copy / ADAPTER_CONFIG), BASE: source.base}
         (copy / ADAPTER_CONFIG).write_text(json.dumps(config), encoding="utf-8")
         yield str(copy)
 
 
-def check_adapter(path: str, lora: Lora | None) -> set[str]:
+def check_adapter(path: str, lora: Mapping[str, Any] | None) -> set[str]:
     """Names of a saved adapter's matrices, which are whole and finite; a warning where it is not the LoRA asked for."""
     from safetensors import SafetensorError, safe_open
 
@@ -204,9 +192,8 @@ def check_adapter(path: str, lora: Lora | None) -> set[str]:
         todo = "load_policy(that folder).save_merged('out/merged'), and train out/merged"
         raise ConfigError(what, where=f"load_policy({path!r}, full_finetuning=True)", todo=todo)
     own, names, where = read(Path(path) / ADAPTER_CONFIG), set(), f"load_policy({path!r}), {WEIGHTS}"
-    asked: dict[str, tuple[object, object]] = {"r": (lora.rank, 16), "lora_alpha": (lora.alpha, lora.rank)}
-    for name, (value, default) in (asked | {"use_rslora": (lora.rank_stabilised, False)}).items():
-        if value not in (default, own.get(name, value)):
+    for name, default in {"r": 16, "lora_alpha": lora["r"], "use_rslora": False}.items():
+        if lora[name] not in (default, own.get(name, lora[name])):
             output.warn(f"load_policy({path!r}): the saved adapter keeps its own {name}={own[name]}.")
     try:
         with safe_open(str(Path(path) / WEIGHTS), framework="pt") as weights:
@@ -227,10 +214,9 @@ def check_attached(model: PeftModel, saved: set[str], path: str) -> None:
     """Refuse a policy that got only some of the adapter's weights: PEFT warns of the missing, and drops the others."""
     from peft import get_peft_model_state_dict
 
-    held = get_peft_model_state_dict(model, save_embedding_layers=False)
-    wanted = {name for name in held if "lora_" in name}
-    missing, unused = sorted(wanted - saved), sorted(saved - wanted)
-    if missing or unused or not wanted:
+    attached = {n for n in get_peft_model_state_dict(model, save_embedding_layers=False) if "lora_" in n}
+    missing, unused = sorted(attached - saved), sorted(saved - attached)
+    if missing or unused or not attached:
         what = "the adapter's weights are not those of its configuration"
         what += f": {len(missing)} are missing, and {len(unused)} would be dropped"
         where = f"load_policy({path!r}), first {[*missing, *unused, 'its type is not LoRA'][0]}"
@@ -248,23 +234,20 @@ def check_hub(
     Raises:
         PolicyNotFoundError: neither has it, or the hub refuses or is not reached in 9 seconds.
     """
-    from huggingface_hub import constants, model_info, try_to_load_from_cache
-    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub import model_info, try_to_load_from_cache
 
     for file in (ADAPTER_CONFIG, "config.json"):
         if isinstance(try_to_load_from_cache(repository, file, cache_dir, revision), str):
             return file == ADAPTER_CONFIG
-    with explained(repository):
-        if constants.HF_HUB_OFFLINE:
-            raise OfflineModeIsEnabled
+    with hub_explained(repository):
         how: dict[str, Any] = {"revision": revision, "timeout": HUB_SECONDS, "token": token}
         found = within(HUB_SECONDS, lambda: model_info(repository, **how))
     return ADAPTER_CONFIG in {file.rfilename for file in found.siblings or ()}
 
 
 @contextlib.contextmanager
-def explained(repository: str) -> Iterator[None]:
-    """While inside, what the hub's library raises is a PolicyNotFoundError, in its words unless it is not reached."""
+def hub_explained(repository: str) -> Iterator[None]:
+    """While inside, what the hub's library raises is a PolicyNotFoundError: in its words, unless it is not reached."""
     import httpx
     from huggingface_hub import constants, errors
 
@@ -272,15 +255,15 @@ def explained(repository: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause: BaseException | None = error
+        cause: BaseException | None = error  # transformers wraps it in an OSError of its own
         while cause and not isinstance(cause, (*silent, httpx.HTTPError)):
             cause = cause.__cause__ or cause.__context__
         if cause is None or isinstance(error, RLOOKitError):
             raise
-        what = f"{repository} cannot be loaded: {' '.join(str(cause).split())}"
+        what = f"there is no folder {repository}, and the hub says: {' '.join(str(cause).split())}"
         todo = f"look at {constants.ENDPOINT}/{repository}; a private or gated one needs HF_TOKEN in .env"
         if isinstance(cause, silent):
-            what = f"{repository} is not in the hub's cache, or not whole, and the Hugging Face hub cannot be reached"
+            what = f"{repository} is no folder, not whole in the hub's cache, and the hub cannot be reached"
             todo = "connect and call prepare(offline=False) in a fresh kernel, or give load_policy a folder"
         where = f"load_policy; offline mode is {'on' if constants.HF_HUB_OFFLINE else 'off'}"
-        raise PolicyNotFoundError(what, where=where, todo=_did_you_mean(repository) + todo) from error
+        raise PolicyNotFoundError(what, where=where, todo=todo) from error

@@ -1,7 +1,7 @@
 """Write a policy's weights, tokenizer and card: the adapter, one merged checkpoint, or a GGUF file.
 
-A folder is written whole or not at all, and over nothing that is needed.  PEFT merges and llama.cpp's converter
-converts; nothing is installed, as unsloth's ``save_pretrained_gguf`` would by the system's package manager.
+Each is written whole or not at all, and over nothing that is needed.  PEFT merges and llama.cpp's converter converts;
+nothing is installed, as unsloth's ``save_pretrained_gguf`` would by the system's package manager.
 """
 
 from __future__ import annotations
@@ -37,42 +37,50 @@ if TYPE_CHECKING:
 Place: TypeAlias = "str | os.PathLike[str]"
 Type: TypeAlias = "str | torch.dtype | None"
 
-ADAPTER = (
+_ADAPTER = (
     r"adapter_config\.json|adapter_model\.(safetensors|bin)|README\.md|chat_template\.jinja|\.DS_Store"
     r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|merges\.txt"
 )
-WHOLE = ADAPTER + r"|(generation_)?config\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
-"""What an earlier save may have left, the second beside a card of the kit's; anything else is the user's."""
+WRITTEN = {
+    "adapter": _ADAPTER,
+    "checkpoint": _ADAPTER + r"|(generation_)?config\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?",
+}
+"""Files that an earlier save of a kind may have left; any other is the user's."""
+GGUF = "GGUF file"
 
-Weights = Callable[[Path], "Facts"]
+
+# --- a place, and what may be put there -------------------------------------------------------------------
 
 
-def check_target(target: Path, where: str, base: str = "", adapter: bool | None = None) -> None:
+def check_target(target: Path, where: str, base: str = "", kind: str = "") -> None:
     """Refuse, with a ConfigError, a place where a save would delete what the kit did not write, or the policy's base.
 
-    ``adapter`` tells an adapter from a whole checkpoint, each of which replaces its like alone; None where that is not
-    known yet.  ``target`` has every link followed.
+    ``kind`` is what will be written: it replaces its like alone; "" where that is not known yet.  ``target`` has every
+    link followed.
     """
     names = {path.name for path in target.iterdir()} - {".DS_Store"} if target.is_dir() else set()
-    known = ""
+    there = ""
     if ADAPTER_CONFIG in names:
-        known = ADAPTER if adapter is not False else ""
-    elif model_card.is_ours(target) and not adapter:
-        known = WHOLE
-    more = sorted(name for name in names if not re.fullmatch(known, name) or (target / name).is_dir())
-    if target.exists() and not target.is_dir():  # /dev/null is no file, and would be replaced
-        fault = "it is a file or a device, and would be replaced by a folder"
-    elif target == Path.cwd():
+        there = "adapter"
+    elif model_card.is_ours(target):
+        there = "checkpoint"
+    elif target.is_file() and target.suffix == ".gguf":
+        there = GGUF
+    foreign = [name for name in names if not re.fullmatch(WRITTEN.get(there, ""), name)]
+    foreign += [name for name in names if (target / name).is_dir()]
+    if target == Path.cwd():
         fault = "it is the folder in which this process works"
     elif base and target == Path(os.path.realpath(base)):
         fault = "the policy's own base is there, and would be replaced"
-    elif more:
-        beside = adapter is not False or ADAPTER_CONFIG not in names
-        fault = "the folder holds more than an adapter" if beside else "an adapter is there"
-        fault += f", and would be replaced: {', '.join(more[:3])}"
+    elif foreign:
+        fault = f"the folder holds more than a save, and would be replaced: {', '.join(sorted(foreign)[:3])}"
+    elif target.exists() and not target.is_dir() and there != GGUF:  # /dev/null is no file
+        fault = "a file or a device is there, and would be replaced"
+    elif kind and there not in ("", kind):
+        fault = f"another kind of save is there, and would be replaced: {there}"
     else:
         return
-    raise ConfigError(fault, where=where, todo="name a folder of its own, such as out/adapter")
+    raise ConfigError(fault, where=where, todo="name a place of its own, as out/adapter or out/policy.gguf")
 
 
 @contextlib.contextmanager
@@ -81,7 +89,7 @@ def replacing(target: Path, where: str) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-            fresh, old = Path(scratch) / "adapter", Path(scratch) / "old"
+            fresh, old = Path(scratch) / f"new-{target.name}", Path(scratch) / "old"
             yield fresh
             try:
                 if target.exists():
@@ -96,7 +104,7 @@ def replacing(target: Path, where: str) -> Iterator[Path]:
         if isinstance(error, RLOOKitError) or not of_disk:
             raise
         kept = "; what was there before is as it was" if target.exists() else ""
-        what = f"the adapter cannot be written: {error}{kept}"
+        what = f"the policy cannot be written: {error}{kept}"
         todo = "make room, or name a folder that this user can write to; the policy is still in memory"
         raise RunFolderError(what, where=where, todo=todo) from error
 
@@ -104,14 +112,8 @@ def replacing(target: Path, where: str) -> Iterator[Path]:
 def check_finite(model: torch.nn.Module, where: str, todo: Callable[[], str]) -> None:
     """Refuse, with a NonFiniteError, a model that has a trained weight, as far as this process holds it, that is NaN or
     infinite; ``todo`` is called where there is one."""
-    import torch
-
     # Of a parameter that ZeRO-3 has cut, this process's part.
     held = {name: getattr(p, "ds_tensor", p).detach() for name, p in _trained(model)}
-    held = {name: p for name, p in held.items() if p.is_floating_point() and p.numel()}
-    # One number for all, and the second look where that overflows.
-    if not held or torch.nn.utils.get_total_norm(list(held.values())).isfinite():
-        return
     if bad := [name for name, weight in held.items() if not weight.isfinite().all()]:
         what = f"{len(bad)} of {len(held)} trained tensors are not finite, and they are not saved"
         raise NonFiniteError(what, where=f"{where}, first {bad[0]}", todo=todo())
@@ -122,7 +124,7 @@ def _trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 
 
 @contextlib.contextmanager
-def gathered(model: torch.nn.Module) -> Iterator[None]:
+def _gathered(model: torch.nn.Module) -> Iterator[None]:
     """What ZeRO-3 has cut is whole while inside; all processes enter it, and wait for each other at the end.  FSDP's
     policies are saved by the trainer."""
     import torch
@@ -137,31 +139,37 @@ def gathered(model: torch.nn.Module) -> Iterator[None]:
         torch.distributed.barrier()
 
 
-def write(
-    policy: Policy, folder: str | os.PathLike[str], where: str, form: str, weights: Weights, **said: Any
+def _write(
+    policy: Policy, folder: Place, where: str, form: str, weights: Callable[[Path], Facts], **measured: Any
 ) -> Path:
     """Weights, tokenizer and card into a folder that takes the named one's place when all is written.
 
-    ``weights`` writes them into a folder and gives what the card is to say of that; ``said`` are results and audits.
+    ``weights`` writes them into a folder and gives what the card is to say of that; ``measured``: results and audits.
     """
     named = expanded(folder)
     target, where = Path(os.path.realpath(named)), f"{where}({os.fspath(folder)!r})"
     check_finite(policy.model, where, lambda: "save from before, or load it anew")
-    with gathered(policy.model):
+    with _gathered(policy.model):
         if multi_process.is_main():
-            check_target(target, where, policy.base, adapter="adapter" in form)
+            check_target(target, where, policy.base, "adapter" if "adapter" in form else "checkpoint")
             with replacing(target, where) as fresh, without_bars():
                 facts = {**model_card.remembered(policy.model, policy.tokenizer), **weights(fresh)}
                 policy.tokenizer.save_pretrained(str(fresh))
                 if model_card.may_be_written(target):
-                    text = model_card.written(policy.checkpoint, form, run=facts, **said)
+                    text = model_card.written(policy.checkpoint, form, run=facts, **measured)
                     (fresh / CARD).write_text(text, encoding="utf-8")
                 else:  # the user's own
                     shutil.copy2(target / CARD, fresh / CARD)
     return named
 
 
-def write_own(policy: Policy, place: Path) -> Facts:
+def save_own(policy: Policy, folder: Place, **measured: Any) -> Path:
+    """As :meth:`rloo_kit.Policy.save`."""
+    form = "LoRA adapter" if policy.has_lora else "checkpoint, all weights trained"
+    return _write(policy, folder, "Policy.save", form, lambda place: _write_own(policy, place), **measured)
+
+
+def _write_own(policy: Policy, place: Path) -> Facts:
     """The adapter, without the trainer's "ref", which PEFT would write too; or all weights where all were trained."""
     chosen = {"selected_adapters": ["default"]} if policy.has_lora else {}
     policy.model.save_pretrained(str(place), **chosen)
@@ -170,34 +178,33 @@ def write_own(policy: Policy, place: Path) -> Facts:
 
 # --- one merged checkpoint --------------------------------------------------------------------------------
 
-MERGED = Literal["float16", "bfloat16", "float32"] | None
 ENOUGH = 0.9  # of the update, below which a merge is warned of
 PROMPT = "What is 17 + 25?"
 
 
-def save_merged(
-    policy: Policy, folder: Place, dtype: Type, base: Place | None, instead: str, **said: Any
-) -> Path:
-    """As :meth:`rloo_kit.Policy.save_merged`; ``instead`` is what to do where too little of the update is kept."""
+INSTEAD = "float32 (dtype='float32', quantization='f32'), or keep the adapter: policy.save(folder)"
+
+
+def save_merged(policy: Policy, folder: Place, dtype: Type, base: Place | None, **measured: Any) -> Path:
+    """As :meth:`rloo_kit.Policy.save_merged`."""
     given = {"dtype": dtype and str(dtype).removeprefix("torch.")}
-    kind = argument_types.check(given, {"dtype": MERGED}, "Policy.save_merged")["dtype"]
+    hints = {"dtype": Literal["float16", "bfloat16", "float32"] | None}
+    kind = argument_types.check(given, hints, "Policy.save_merged")["dtype"]
     if not policy.has_lora:
         what, todo = "all weights were trained: there is nothing to merge", "policy.save(folder) writes them"
         raise ConfigError(what, where=f"Policy.save_merged({os.fspath(folder)!r})", todo=todo)
     below = os.fspath(base) if base else sixteen_bit_base(policy.checkpoint, policy.base)
 
     def weights(place: Path) -> Facts:
-        model, name, kept = merged(policy, below, kind)
+        model, name, kept = _merged(policy, below, kind)
         model.save_pretrained(str(place))
         output.say(f"Merged in {name}: {kept:.1%} of the update is kept.")
         if kept < ENOUGH:
-            said = (
-                f"Merged in {name}, the weights keep {kept:.1%} of what was learned: the rest is rounded away"
-            )
-            output.warn(f"{said}. What to do: {instead}.")
+            lost = f"Merged in {name}, the weights keep {kept:.1%} of what was learned"
+            output.warn(f"{lost}: the rest is rounded away. What to do: {INSTEAD}.")
         return {"Merge": {"type": name, "kept of the update": f"{kept:.1%}"}}
 
-    return write(policy, folder, "Policy.save_merged", "merged checkpoint", weights, **said)
+    return _write(policy, folder, "Policy.save_merged", "merged checkpoint", weights, **measured)
 
 
 def sixteen_bit_base(checkpoint: Checkpoint, base: str) -> str:
@@ -215,7 +222,7 @@ def sixteen_bit_base(checkpoint: Checkpoint, base: str) -> str:
     return base
 
 
-def merged(policy: Policy, base: str, dtype: str | None) -> tuple[PreTrainedModel, str, float]:
+def _merged(policy: Policy, base: str, dtype: str | None) -> tuple[PreTrainedModel, str, float]:
     """The base with the adapter in it, in the computer's own memory; its type; and the share of the update it keeps.
 
     None takes float16, and bfloat16 where a weight or what the model computes of a prompt is out of float16's range:
@@ -233,9 +240,9 @@ def merged(policy: Policy, base: str, dtype: str | None) -> tuple[PreTrainedMode
             todo = "download it where there is a network (hf download), or name its folder: save_merged(base=...)"
             raise PolicyNotFoundError(what, where=f"save_merged, {base}", todo=todo) from error
         with tempfile.TemporaryDirectory(prefix="rloo-kit-") as adapter:
-            write_own(policy, Path(adapter))
+            _write_own(policy, Path(adapter))
             of_peft = PeftModel.from_pretrained(model, adapter)
-        kept = kept_of_update(policy, of_peft, name, base)
+        kept = _kept_of_update(policy, of_peft, name, base)
         model = of_peft.merge_and_unload()
         finite = all(weight.isfinite().all() for weight in model.parameters())
         if finite and not dtype and name == "float16":
@@ -247,32 +254,29 @@ def merged(policy: Policy, base: str, dtype: str | None) -> tuple[PreTrainedMode
     raise ConfigError(what, where=f"save_merged(dtype={name!r})", todo=todo)
 
 
-def kept_of_update(policy: Policy, model: Any, dtype: str, base: str) -> float:
+def _kept_of_update(policy: Policy, model: Any, dtype: str, base: str) -> float:
     """How much of what was learned is left when ``W + dW`` is rounded to the type of ``W``.
 
     ``<round(W + dW) - W, dW> / <dW, dW>`` over all layers: 1 where nothing is rounded away, 0 where every weight is
     rounded back to the base's.  A ConfigError where weights, but for those in 4 bit, are not the base's.
     """
     import torch
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
     part = whole = 0.0
-    for (name, mine), (_, layer) in zip(_tuned(policy.model), _tuned(model), strict=True):
+    for name, layer in model.base_model.model.named_modules():
+        if not isinstance(layer, BaseTunerLayer):
+            continue
         weight, update = layer.get_base_layer().weight.float(), layer.get_delta_weight("default").float()
-        ours = mine.get_base_layer().weight.cpu()
-        same = not ours.is_floating_point() or ours.shape != weight.shape
-        if not same and (weight - ours.float()).norm() > 0.02 * weight.norm():
+        ours = policy.model.base_model.model.get_submodule(name).get_base_layer().weight.cpu()
+        in_4_bit = not ours.is_floating_point() or ours.shape != weight.shape
+        if not in_4_bit and (weight - ours.float()).norm() > 0.02 * weight.norm():
             what = "this is not the base that the adapter was trained on: their weights differ"
             todo = "leave base out, or name the unquantised weights of the policy's own base"
             raise ConfigError(what, where=f"save_merged, {base}, {name}", todo=todo)
         written = (weight + update).to(getattr(torch, dtype)).float() - weight
         part, whole = part + float((written * update).sum()), whole + float(update.square().sum())
     return min(part / whole, 1.0) if whole else 1.0
-
-
-def _tuned(model: Any) -> Iterator[tuple[str, Any]]:
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    return (one for one in model.base_model.model.named_modules() if isinstance(one[1], BaseTunerLayer))
 
 
 # --- GGUF -------------------------------------------------------------------------------------------------
@@ -289,25 +293,25 @@ def save_gguf(
     policy: Policy, file: Place, quantization: str, llama_cpp: Place | None, base: Place | None
 ) -> Path:
     """As :meth:`rloo_kit.Policy.save_gguf`."""
-    target = expanded(file)
-    if target.exists() and not (target.is_file() and target.suffix == ".gguf"):
-        what = "something else is there, and a GGUF would have to replace it"
-        todo = f"name a file such as {target.with_suffix('')}-policy.gguf"
-        raise ConfigError(what, where=f"save_gguf({os.fspath(file)!r})", todo=todo)
+    named, where = expanded(file), f"Policy.save_gguf({os.fspath(file)!r})"
     if quantization not in BY_CONVERTER:
         what = f"llama.cpp's converter writes {', '.join(BY_CONVERTER)}, and not {quantization!r}"
-        todo = f"quantization='f16', and then llama-quantize {target.name} smaller.gguf {quantization}"
-        raise ConfigError(what, where=f"save_gguf({os.fspath(file)!r})", todo=todo)
-    convert = _converter(llama_cpp)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".rloo-kit-", dir=target.parent) as scratch:
+        todo = f"quantization='f16', and then llama-quantize {named.name} smaller.gguf {quantization}"
+        raise ConfigError(what, where=where, todo=todo)
+    target, converter = Path(os.path.realpath(named)), _converter(llama_cpp)
+    check_target(target, where, kind=GGUF)
+    with replacing(target, where) as fresh:
         dtype = {"f32": "float32", "bf16": "bfloat16"}.get(quantization)
-        instead = "save_gguf(file, quantization='f32'), or keep the adapter: policy.save(folder)"
-        folder, made = Path(scratch) / "merged", Path(scratch) / target.name
-        save_merged(policy, folder, dtype, base, instead) if policy.has_lora else policy.save(folder)
-        _run([*convert, str(folder), "--outfile", str(made), "--outtype", quantization])
-        made.replace(target)
-    return target
+        folder = fresh.with_name("merged")
+        save_merged(policy, folder, dtype, base) if policy.has_lora else policy.save(folder)
+        command = [*converter, str(folder), "--outfile", str(fresh), "--outtype", quantization]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            lines = (done.stderr or done.stdout).strip().splitlines() or ["nothing said"]
+            what = f"llama.cpp's converter ended with status {done.returncode}: {lines[-1].strip()}"
+            todo = "look whether llama.cpp knows this model; a newer llama.cpp may"
+            raise ConfigError(what, where=f"{where}, {converter[-1]}", todo=todo)
+    return named
 
 
 def _converter(place: Place | None) -> list[str]:
@@ -319,13 +323,3 @@ def _converter(place: Place | None) -> list[str]:
         return [sys.executable, str(program)] if program.suffix == ".py" else [str(program)]
     what = f"llama.cpp's {CONVERTERS[0]} is not here, and the kit installs nothing"
     raise PolicyNotFoundError(what, where=f"save_gguf, in {place or 'the PATH'}", todo=CLONE)
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    if done.returncode:
-        said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        names = [Path(part).name for part in command]
-        what = f"{names[0]} ended with status {done.returncode}: {(said or ['nothing said'])[-1]}"
-        todo = "look whether llama.cpp knows this model; a newer llama.cpp may"
-        raise ConfigError(what, where=f"save_gguf, {' '.join(names)}", todo=todo)

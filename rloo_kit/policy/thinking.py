@@ -82,23 +82,13 @@ def budget_of(tokenizer: PreTrainedTokenizerBase) -> Budget | None:
     return None if isinstance(tokens, bool) else Budget(tokens, ThinkTokens.from_tokenizer(tokenizer))
 
 
-def set_thinking(
-    tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, thinking: bool | int | None
-) -> None:
-    """Write it into the chat template; None leaves that as it is.
-
-    Raises:
-        ConfigError: the checkpoint always thinks and is not to, or never does and is to.
-    """
-    if thinking is None:
-        return
+def set_thinking(tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, thinking: bool | int) -> None:
+    """Write it into the chat template; a ConfigError where the checkpoint always, or never, thinks."""
     if (checkpoint.thinks, bool(thinking)) in (("always", False), ("never", True)):
         others = "qwen3-1.7b thinks by choice" if thinking else "qwen3-4b-instruct answers at once"
-        raise ConfigError(
-            f"this checkpoint {checkpoint.thinks} thinks",
-            where=f"load_policy({checkpoint.name!r}, thinking={thinking})",
-            todo=f"leave thinking out, or load another checkpoint: {others}",
-        )
+        where = f"load_policy({checkpoint.name!r}, thinking={thinking})"
+        todo = f"leave thinking out, or load another checkpoint: {others}"
+        raise ConfigError(f"this checkpoint {checkpoint.thinks} thinks", where=where, todo=todo)
     template = BUDGET.sub("", str(tokenizer.chat_template or "").removeprefix(NO_THOUGHT), count=1)
     if not isinstance(thinking, bool):
         template = f"{{#- thinking_budget={thinking} -#}}{template}"
@@ -110,8 +100,10 @@ def set_thinking(
 def check_thinking(tokenizer: PreTrainedTokenizerBase, template: Mapping[str, object]) -> None:
     """Refuse a call that asks a policy to think that was loaded not to, with a ConfigError."""
     if template.get("enable_thinking") and setting_of(tokenizer) is False:
+        what, where = (
+            "the policy was loaded with thinking off",
+            "chat_template_kwargs={'enable_thinking': True}",
+        )
         raise ConfigError(
-            "the policy was loaded with thinking off, and is asked to think here",
-            where="chat_template_kwargs={'enable_thinking': True}",
-            todo="load_policy(..., thinking=True), or leave enable_thinking out",
+            what, where=where, todo="load_policy(..., thinking=True), or leave enable_thinking out"
         )

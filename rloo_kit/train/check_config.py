@@ -23,7 +23,6 @@ from rloo_kit import argument_types
 from rloo_kit.argument_types import INFINITE, Count, Hint, Natural
 from rloo_kit.errors import ConfigError, RLOOKitError
 from rloo_kit.memory.settings import IDLE
-from rloo_kit.policy.tokenizer import check_template
 from rloo_kit.session.versions import TESTED, version_of
 
 if TYPE_CHECKING:
@@ -113,9 +112,7 @@ def checked(given: Mapping[str, Any], types: Mapping[str, Hint]) -> dict[str, An
     choices = {"on_unhealthy": ("warn", "stop", *HANDLERS)}
     choices["advantage_estimator"] = tuple(loaded.ESTIMATORS if loaded else ESTIMATORS)
     types = {**types, **{name: Literal[some] for name, some in choices.items()}}
-    found = argument_types.check(given, types, "RLOOConfig", ADVICE)
-    check_template(found.get("chat_template_kwargs") or (), "RLOOConfig")
-    return found
+    return argument_types.check(given, types, "RLOOConfig", ADVICE)
 
 
 def check_together(args: trl.RLOOConfig, processes: int = 1) -> None:

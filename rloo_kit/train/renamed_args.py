@@ -7,12 +7,12 @@ written from the tables.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import sys
 import warnings
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rloo_kit.argument_types import did_you_mean
 from rloo_kit.errors import ArgumentError, ConfigError
 from rloo_kit.redact import shown
 from rloo_kit.session import output
@@ -161,12 +161,6 @@ def todays(
     if said:
         output.warn(f"{where}: {'; '.join(said)}.", FutureWarning)
     return settings
-
-
-def did_you_mean(name: str, choices: Iterable[str], otherwise: str) -> str:
-    """What to do about a misspelt name: take the nearest, or something else where none is near."""
-    close = difflib.get_close_matches(name, list(choices), n=1)
-    return f"did you mean {close[0]}?" if close else otherwise
 
 
 def of_grpo(config: trl.GRPOConfig, changes: Mapping[str, Any], known: set[str]) -> Settings:

@@ -142,7 +142,7 @@ class RolloutTrainer(ResumableTrainer):
         model, bound, patched = self.model, self.model.generate, "generate" in vars(self.model)
         fast = self.args.fast_sampling and not self.args.generation_kwargs
         how: Any = {"fast": fast, "halves": not self._sharded, "budget": self._budget}
-        sliced = SlicedGenerate(model, at_once, self.eos_token_ids, **how)
+        sliced = SlicedGenerate(model, at_once, self._tokenizer.pad_token_id, **how)
         model.generate = sliced
         try:
             with generate.head_in_one_product(model) if self.args.fast_sampling else nullcontext():
@@ -155,7 +155,7 @@ class RolloutTrainer(ResumableTrainer):
         if sliced.at_once < at_once:
             self._at_most = sliced.at_once
             what = f"Memory ran out with {at_once} completions sampled at once, step {self.state.global_step + 1}"
-            what += f": from here on it is {self._at_most}. What was sampled is kept"
+            what += f": from here on it is {self._at_most}"
             todo = f"RLOOConfig(generation_rows={self._at_most}) spares a next run the attempt."
             output.warn(f"{what}. What to do: {todo}", main_alone=False)
 

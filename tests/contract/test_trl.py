@@ -134,12 +134,6 @@ LINES = {
         "mask = labels != -100",
         "hidden_states[mask]",
     ),
-    # rloo_kit.policy.generate goes on from what a stopping criterion saw: all that was drawn.
-    GenerationMixin._sample: (
-        "next_tokens = torch.multinomial",
-        "input_ids = torch.cat([input_ids, next_tokens",
-        "stopping_criteria(input_ids, scores)",
-    ),
     # It takes the place of generate within this; all rows come as one left-padded batch.
     Stock._generate_single_turn: ('padding_side="left"', "unwrapped_model.generate(", "generation_config="),
     # rloo_kit.policy.generate.decode replaces the loop, with warpers, cache and stopping criteria.

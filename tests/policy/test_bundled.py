@@ -37,24 +37,6 @@ def tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder).float().eval()
-
-
-@pytest.mark.parametrize("cache", ["{}", "", "relative/cache"])
-def test_a_checkpoint_is_made_once_in_the_users_cache(cache: str, monkeypatch: Any, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", cache.format(tmp_path))
-    made = TINY.checkpoint()
-    assert made.parent == (tmp_path if cache == "{}" else tmp_path / "home" / ".cache") / "rloo-kit"
-    times = {path: path.stat().st_mtime_ns for path in made.iterdir()}
-    assert TINY.checkpoint() == made
-    assert {path: path.stat().st_mtime_ns for path in made.iterdir()} == times
-
-
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "rloo-kit").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -74,16 +56,16 @@ def test_processes_may_expand_at_once_and_one_that_fails_leaves_nothing(
     (expanded,) = (path for path in (tmp_path / "rloo-kit").iterdir() if path.is_dir())
     contents = [{path.name: path.read_bytes() for path in place.iterdir()} for place in (expanded, folder)]
     assert contents[0] == contents[1]
+    times = {path: path.stat().st_mtime_ns for path in expanded.iterdir()}
+    assert TINY.checkpoint() == expanded
+    assert {path: path.stat().st_mtime_ns for path in expanded.iterdir()} == times, "made once"
 
 
-def test_the_special_tokens_have_their_true_ids(folder: Path, tokenizer: Any) -> None:
+def test_the_special_tokens_have_their_true_ids(tokenizer: Any) -> None:
     tokens = "<|endoftext|> <|im_start|> <|im_end|> <|vision_pad|> <think> </think>"
     ids = [151643, 151644, 151645, 151654, 151667, 151668]
     assert [tokenizer.encode(token) for token in tokens.split()] == [[index] for index in ids]
     assert [tokenizer.decode([index]) for index in ids] == tokens.split()
-    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (151645, 151643)
-    generation = json.loads((folder / "generation_config.json").read_text())
-    assert (generation["eos_token_id"], generation["pad_token_id"]) == ([151645, 151643], 151643)
 
 
 IDS = ROOT / "tests" / "data" / "qwen3_ids.json"
@@ -118,16 +100,16 @@ def test_texts_are_tokenized_and_templated_as_qwen3_does(tokenizer: Any) -> None
     assert templated(tokenizer) == kept["templated"]
 
 
-def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(model: Any, tokenizer: Any) -> None:
+def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(folder: Path, tokenizer: Any) -> None:
     import torch
+    from transformers import AutoModelForCausalLM
 
+    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
     assert type(model).__name__ == "Qwen3ForCausalLM"
     assert model.get_input_embeddings().weight.shape == (151936, 64)
-    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
     how = {"add_generation_prompt": True, "return_dict": False, "return_tensors": "pt"}
     with torch.no_grad():
         logits = model(tokenizer.apply_chat_template(sum_of(17, 25).prompt, **how)).logits[0, -1]
-    assert torch.isfinite(logits).all()
     used = torch.tensor(sorted(tokenizer.get_vocab().values()))
     assert logits.softmax(-1)[used].sum() > 0.99
 
@@ -198,18 +180,16 @@ class TestLoaded:
         assert (found.checkpoint, found.base) == (models.CATALOGUE["smollm2-135m"], here)
 
 
-@pytest.mark.parametrize(
-    ("asked", "temperature", "said"), [(0.6, 1.0, 1), (0.6, 0.6, 0), (0.6, 0.8, 0), (1.0, 1.0, 0)]
-)
-def test_temperature_1_is_said_once_where_the_checkpoint_asks_for_less(
-    asked: float, temperature: float, said: int, make_trainer: Any, policy: Any, monkeypatch: Any
+@pytest.mark.parametrize(("best", "times"), [(0.6, 1), (1.0, 0)])
+def test_temperature_1_is_warned_of_once_where_the_checkpoint_asks_for_less(
+    best: float, times: int, make_trainer: Any, policy: Any, monkeypatch: Any
 ) -> None:
-    policy = rloo_kit.Policy(policy.model, policy.tokenizer, replace(policy.checkpoint, temperature=asked))
-    monkeypatch.delattr(policy.model, "told_of_temperature", raising=False)
+    policy = rloo_kit.Policy(policy.model, policy.tokenizer, replace(policy.checkpoint, temperature=best))
+    monkeypatch.delattr(policy.model, "warned_of_temperature", raising=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for _ in range(2):
+        for temperature in (0.8, 1.0, 1.0):
             make_trainer(random_rewards, model=policy, temperature=temperature)
-    found = [str(one.message) for one in caught if "temperature" in str(one.message)]
-    assert len(found) == said
-    assert all("RLOOConfig(temperature=policy.checkpoint.temperature), which is 0.6" in one for one in found)
+    warned = [str(one.message) for one in caught if "temperature" in str(one.message)]
+    assert len(warned) == times
+    assert all("RLOOConfig(temperature=policy.checkpoint.temperature), which is 0.6" in w for w in warned)

@@ -30,7 +30,7 @@ def written(folder: Path, name: str) -> torch.Tensor:
 LAYER = "model.layers.1.mlp.up_proj"
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", torch.float32])
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.float32])
 def test_a_four_bit_policy_is_merged_into_its_unquantised_base_in_the_type_that_is_asked(
     dtype: Any, policy: Any, tmp_path: Path
 ) -> None:
@@ -73,7 +73,7 @@ def test_what_a_merge_keeps_of_the_update_is_said_written_and_warned_of(
     assert f"- type: {dtype}\n- kept of the update: {kept}\n" in (folder / "README.md").read_text()
     warned = [one for one in caught if "of what was learned" in str(one.message)]
     assert len(warned) == (parts / whole < 0.9)
-    assert all("save_merged(folder, dtype='float32')" in str(one.message) for one in warned)
+    assert all("dtype='float32'" in str(one.message) for one in warned)
     assert {one.filename for one in warned} <= {__file__}
 
 
@@ -96,12 +96,6 @@ def test_float16_is_taken_where_weights_and_what_they_compute_are_in_its_range(
         policy.save_merged(place, dtype="half")
 
 
-def test_where_all_weights_are_trained_there_is_nothing_to_merge(tmp_path: Path) -> None:
-    policy = rloo_kit.load_policy("tiny", full_finetuning=True)
-    with pytest.raises(ConfigError, match=r"nothing to merge[\s\S]*policy\.save\(folder\)"):
-        policy.save_merged(tmp_path / "merged")
-
-
 def test_another_base_than_the_adapters_is_no_base(tmp_path: Path) -> None:
     policy = rloo_kit.load_policy("tiny", seed=0, load_in_4bit=False)
     other = Path(shutil.copytree(TINY.checkpoint(), tmp_path / "other"))
@@ -120,8 +114,7 @@ def test_where_the_base_in_16_bit_is_missing_it_is_said(tmp_path: Path, monkeypa
     asked: list[str] = []
     monkeypatch.setattr(resolve, "check_hub", lambda name, token: asked.append(name))
     assert save.sixteen_bit_base(shape, "unsloth/Qwen3-0.6B-unsloth-bnb-4bit") == "unsloth/Qwen3-0.6B"
-    assert save.sixteen_bit_base(shape, "unsloth/Qwen3-0.6B-bnb-4bit") == "unsloth/Qwen3-0.6B"
-    assert asked == ["unsloth/Qwen3-0.6B"] * 2
+    assert asked == ["unsloth/Qwen3-0.6B"]
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {}}))
     with pytest.raises(PolicyNotFoundError, match=r"stored in 4 bit[\s\S]*base=\.\.\."):
         save.sixteen_bit_base(shape, str(tmp_path))
@@ -162,13 +155,10 @@ def test_llama_cpps_programs_get_the_merged_checkpoint_and_their_last_line_is_sh
     with pytest.warns(UserWarning, match=r"of what was learned.*quantization='f32'"):
         moved(policy, 1e-6 / 0.3).save_gguf(file, quantization="bf16", llama_cpp=tmp_path)
     assert file.read_text().startswith("bf16 of bfloat16 ")
-    (thesis := file.with_name("thesis.txt")).touch()
-    (folder := file.with_name("folder.gguf")).mkdir()
-    for place in (thesis, folder):
-        with pytest.raises(ConfigError, match=f"would have to replace it[\\s\\S]*{place.stem}-policy.gguf"):
+    (thesis := tmp_path / "thesis.txt").touch()
+    for place in (thesis, policy.save(tmp_path / "adapter.gguf")):
+        with pytest.raises(ConfigError, match=r"would be replaced[\s\S]*out/policy.gguf"):
             policy.save_gguf(place, llama_cpp=tmp_path)
-    thesis.unlink()
-    folder.rmdir()
     with pytest.raises(ConfigError, match="Model Xyz is not supported"):
         policy.save_gguf(file, quantization="f32", llama_cpp=tmp_path)
     assert [path.name for path in file.parent.iterdir()] == ["policy.gguf"]
@@ -180,8 +170,7 @@ def test_a_card_has_base_results_audits_versions_and_no_place_of_this_machine(
     before, audit = rloo_kit.evaluate(policy, task, n=4, max_new_tokens=8), rewards.audit(WHOLE)
     folder = policy.save(tmp_path / "adapter", results={"before": before}, audits=[audit])
     card = (folder / "README.md").read_text()
-    said = (f"| before | 4, greedy | {before.accuracy} |", f"{len(audit.exploits)} exploits", "- rloo-kit\n")
-    assert [
-        one for one in (*said, f"peft {peft.__version__}", "license: apache-2.0") if one not in card
-    ] == []
+    lines = [f"| before | 4, greedy | {before.accuracy} |", f"{len(audit.exploits)} exploits", "- rloo-kit\n"]
+    lines += [f"peft {peft.__version__}", "license: apache-2.0"]
+    assert [line for line in lines if line not in card] == []
     assert str(Path.home()) not in card

@@ -6,13 +6,12 @@ import logging
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
 
 from rloo_kit.errors import NonFiniteError
 from rloo_kit.policy import generate
@@ -41,16 +40,9 @@ def test_draws_follow_softmax(vocabulary: int, monkeypatch: Any) -> None:
     assert_follows(counts, scores.double().softmax(0))
 
 
-@pytest.mark.parametrize("parts", [64, 1])
-def test_each_uniform_number_gives_its_own_quantile_the_smallest_and_largest_too(
-    parts: int, monkeypatch: Any
-) -> None:
+def test_each_uniform_number_gives_its_own_quantile_the_smallest_and_largest_too(monkeypatch: Any) -> None:
     """At the full vocabulary, half of the mass in the last block and none in the first entries."""
-    numbers = (
-        (torch.arange(64, dtype=torch.float64) + 0.5) / 64
-        if parts == 64
-        else torch.tensor([0.0, 1.0]).double()
-    )
+    numbers = torch.cat([torch.arange(64).add(0.5) / 64, torch.tensor([0.0, 1.0])]).double()
     monkeypatch.setattr(torch, "rand", lambda *shape, **how: numbers.view(-1, 1))
     torch.manual_seed(0)
     scores = torch.randn(FULL)
@@ -157,7 +149,6 @@ def test_the_settings_of_sampling_change_the_scores_as_in_transformers(small: An
         ({"min_new_tokens": 4}, "none may end before"),
         ({"repetition_penalty": 1.5}, "earlier tokens weigh, also after rows have gone"),
         ({"pad_token_id": EOS}, "padded with the token that ends"),
-        ({"max_new_tokens": None, "max_length": 9}, "the prompt counts"),
         ({"num_return_sequences": 3, "do_sample": True, "top_k": 1}, "a prompt's rows share its pass"),
         ({"use_cache": False, "disable_compile": True}, "no cache to drop rows from"),
         ({"cache_implementation": "static", "disable_compile": True}, "a cache that cannot drop rows"),
@@ -184,10 +175,8 @@ def test_a_prompt_is_computed_once_and_a_row_that_has_ended_not_again(small: Any
     output = complete(small, PROMPTS * 5, max_new_tokens=8, custom_generate=decode)
     hook.remove()
     lengths = [row.index(EOS) + 1 if EOS in row else 8 for row in output[:, 5:].tolist()]
-    assert rows == [
-        len(PROMPTS),
-        *(sum(length > step for length in lengths) for step in range(1, max(lengths))),
-    ]
+    going = [sum(length > step for length in lengths) for step in range(1, max(lengths))]
+    assert rows == [len(PROMPTS), *going]
     assert len(set(lengths)) > 2, "the test has completions of several lengths"
 
 
@@ -259,123 +248,62 @@ def test_off_the_cpu_the_heads_input_is_made_contiguous_while_inside_and_only_th
 
 # --- slices -----------------------------------------------------------------------------------------------
 
-EOS, PAD = 2, 3
-LONGEST = 3
-NEXT = {0: (0.5, 0.3, 0.2), 1: (0.1, 0.4, 0.5)}
-"""Probabilities of 0, 1 and EOS after a token."""
-
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 4, 11])
 def test_slices_are_as_few_and_even_as_may_be_and_the_longest_rows_come_first(at_once: int) -> None:
     lengths = [1, 100, 2, 100, 3, 100, 4, 100, 5, 6]
-    found = packed(lengths, at_once)
-    assert sorted(itertools.chain(*found)) == list(range(len(lengths)))
-    sizes = [len(rows) for rows in found]
+    slices = packed(range(10), lengths, at_once)
+    order, sizes = list(itertools.chain(*slices)), [len(rows) for rows in slices]
+    assert sorted(order) == list(range(10))
     assert len(sizes) == -(-len(lengths) // at_once)
     assert max(sizes) - min(sizes) <= 1
-    order = [lengths[row] for row in itertools.chain(*found)]
-    assert order == (lengths if at_once == 11 else sorted(lengths, reverse=True)), (
-        "a single one keeps its order"
+    by_length = [lengths[row] for row in order]
+    assert by_length == (lengths if at_once == 11 else sorted(lengths, reverse=True)), "one keeps its order"
+
+
+class Short:
+    """Gives each row its own last token three times; runs out of memory with more rows than it has room for."""
+
+    def __init__(self, room: int, error: Exception) -> None:
+        self.room, self.error, self.training = room, error, False
+        self.sizes: list[tuple[int, int]] = []
+
+    def generate(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        self.sizes.append(tuple(input_ids.shape))
+        assert attention_mask[:, -1].all(), "padded on the left"
+        if len(input_ids) > self.room:
+            raise self.error
+        return torch.cat([input_ids, input_ids[:, -1:].expand(-1, 3)], 1)
+
+
+RAN_OUT = torch.OutOfMemoryError("CUDA out of memory.")
+LONG, SHORT = [1, 2, 3], [4]
+
+
+def sampled(model: Short, prompts: list[list[int]], at_once: int) -> tuple[torch.Tensor, SlicedGenerate]:
+    width = max(map(len, prompts))
+    ids = torch.tensor([[NOTHING] * (width - len(prompt)) + prompt for prompt in prompts])
+    sliced = SlicedGenerate(model, at_once, NOTHING, fast=False)
+    return sliced(input_ids=ids, attention_mask=(ids != NOTHING).long())[:, width:], sliced
+
+
+def test_where_memory_runs_out_a_slice_is_halved_for_good_and_sampled_anew() -> None:
+    model = Short(3, RAN_OUT)
+    completions, sliced = sampled(model, [SHORT] * 8 + [LONG] * 4, at_once=12)
+    assert completions.tolist() == [[4] * 3] * 8 + [[3] * 3] * 4, "each row has its own"
+    assert sliced.at_once == 3
+    assert model.sizes == [(12, 3), (6, 3), (3, 3), (3, 3), (3, 1), (3, 1)], (
+        "rows and width, the longest first"
     )
 
 
-class Toy(torch.nn.Module):
-    """Draws the next token by the last one: NEXT.  Runs out of memory as it is told.
-
-    Attributes:
-        fails: (rows, tokens drawn) -> whether memory runs out before the next draw.
-        seen: rows, width and tokens asked for, of each call.
-    """
-
-    def __init__(self, fails: Any = lambda rows, drawn: False) -> None:
-        super().__init__()
-        self.fails, self.seen, self.error = fails, [], torch.OutOfMemoryError("CUDA out of memory.")
-        self.table = torch.tensor([NEXT[0], NEXT[1]])
-
-    def generate(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        generation_config: GenerationConfig,
-        stopping_criteria: Any,
-    ) -> torch.Tensor:
-        left = generation_config.max_new_tokens
-        self.seen.append((len(input_ids), input_ids.size(1), left))
-        assert (input_ids[attention_mask == 0] == PAD).all()
-        assert attention_mask[:, -1].all(), "padded on the left"
-        ids, ended = input_ids, torch.zeros(len(input_ids), dtype=torch.bool)
-        for drawn in range(left):
-            if self.fails(len(ids), LONGEST - left + drawn):
-                raise self.error
-            step = torch.multinomial(self.table[ids[:, -1].clamp(max=1)], 1)
-            step[ended] = PAD
-            ids = torch.cat([ids, step], 1)
-            ended |= step.squeeze(1) == EOS
-            stopping_criteria(ids, None)
-            if ended.all():
-                break
-        return ids
-
-
-def sampled(toy: Toy, prompts: Sequence[Sequence[int]], at_once: int) -> tuple[list[str], SlicedGenerate]:
-    """The completions of prompts, as texts without pads."""
-    width = max(map(len, prompts))
-    ids = torch.tensor([[PAD] * (width - len(prompt)) + list(prompt) for prompt in prompts])
-    config = GenerationConfig(max_new_tokens=LONGEST, pad_token_id=PAD, eos_token_id=EOS)
-    sliced = SlicedGenerate(toy, at_once, [EOS], fast=False)
-    found = sliced(input_ids=ids, attention_mask=(ids != PAD).long(), generation_config=config)
-    assert torch.equal(found[:, :width], ids)
-    return ["".join(map(str, row)).rstrip(str(PAD)) for row in found[:, width:].tolist()], sliced
-
-
-def exact(last: int, left: int = LONGEST) -> dict[str, float]:
-    """Every completion after a token, with its probability."""
-    if not left:
-        return {"": 1.0}
-    found = {str(EOS): NEXT[last][EOS]}
-    for token in (0, 1):
-        found |= {f"{token}{rest}": NEXT[last][token] * p for rest, p in exact(token, left - 1).items()}
-    return found
-
-
-def far_from(found: Sequence[str], last: int) -> float:
-    """Pearson's chi-squared of texts against their exact probabilities."""
-    counts, expected = Counter(found), exact(last)
-    assert set(counts) <= set(expected)
-    return sum((counts[text] - len(found) * p) ** 2 / (len(found) * p) for text, p in expected.items())
-
-
-CHI_SQUARED_OF_14 = 36.1
-"""Exceeded once in a thousand draws by 15 outcomes' counts; the seed is fixed."""
-
-
-@pytest.mark.parametrize(
-    "fails",
-    [
-        lambda rows, drawn: False,
-        lambda rows, drawn: rows > 250,
-        lambda rows, drawn: rows * drawn > 500,
-    ],
-    ids=["memory suffices", "before the first draw", "the longer the worse"],
-)
-@pytest.mark.parametrize("at_once", [4000, 333])
-def test_every_completion_has_its_exact_probability(fails: Any, at_once: int) -> None:
-    assert sum(exact(0).values()) == pytest.approx(1)
-    assert len(exact(0)) == 15
-    prompts = [[0], [0, 1]] * 2000
-    found, _ = sampled(Toy(fails), prompts, at_once)
-    assert far_from(found[0::2], 0) < CHI_SQUARED_OF_14
-    assert far_from(found[1::2], 1) < CHI_SQUARED_OF_14, "and each is its own prompt's"
-
-
-def test_a_slice_is_halved_for_good_and_goes_on_from_its_tokens() -> None:
-    toy = Toy(lambda rows, drawn: rows > 3 and drawn == 1)
-    toy.table = torch.tensor([[1.0, 0.0, 0.0]] * 2)  # never ends
-    found, sliced = sampled(toy, [[0]] * 8 + [[0, 0, 0]] * 4, at_once=12)
-    assert found == ["000"] * 12
-    assert sliced.at_once == 3
-    failed, slices_of_three = [(12, 3, 3), (6, 4, 2)], [(3, 4, 2), (3, 4, 2), (3, 2, 2), (3, 2, 2)]
-    assert toy.seen == failed + slices_of_three, "rows, width and tokens left; the longest prompts first"
+def test_one_row_that_does_not_fit_is_the_error_itself_and_another_error_passes_at_once() -> None:
+    for error, sizes in ((RAN_OUT, [4, 2, 1]), (RuntimeError("shapes differ"), [4])):
+        model = Short(0, error)
+        with pytest.raises(RuntimeError) as caught:
+            sampled(model, [SHORT] * 4, at_once=4)
+        assert caught.value is error
+        assert [rows for rows, _ in model.sizes] == sizes
 
 
 def test_unsloths_generate_that_failed_leaves_a_model_that_trains() -> None:
@@ -384,22 +312,3 @@ def test_unsloths_generate_that_failed_leaves_a_model_that_trains() -> None:
     for training in (False, True):
         generate._recover(model, training)
         assert model.training is training
-
-
-def test_one_row_that_does_not_fit_is_the_error_itself_and_another_error_passes_at_once() -> None:
-    toy, other = Toy(lambda rows, drawn: True), Toy(lambda rows, drawn: True)
-    other.error = RuntimeError("shapes differ")
-    for one, sizes in ((toy, [4, 2, 1]), (other, [4])):
-        with pytest.raises(RuntimeError) as caught:
-            sampled(one, [[0]] * 4, at_once=4)
-        assert caught.value is one.error
-        assert [rows for rows, _, _ in one.seen] == sizes
-
-
-def test_what_is_left_of_a_minimum_is_asked_for() -> None:
-    config = GenerationConfig(max_new_tokens=9, min_new_tokens=4)
-    left = generate._with_less({"generation_config": config}, 3)["generation_config"]
-    assert (left.max_new_tokens, left.min_new_tokens) == (6, 1)
-    assert (config.max_new_tokens, config.min_new_tokens) == (9, 4), "the trainer's own is not touched"
-    assert generate._with_less({"max_new_tokens": 9, "top_k": 5}, 3) == {"max_new_tokens": 6, "top_k": 5}
-    assert generate._with_less({"max_new_tokens": 9}, 9)["max_new_tokens"] == 0

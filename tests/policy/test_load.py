@@ -1,6 +1,6 @@
 """load_policy: what a loaded policy is, what may be asked for, and what the error says where it does not fit."""
 
-import warnings
+import copy
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,29 +39,18 @@ def test_without_a_gpu_the_bundled_policy_is_loaded_in_4_bit_with_lora_and_every
     assert tuple(policy) == (policy.model, policy.tokenizer), "as unsloth returns them"
 
 
-class Tokenizer:
-    """A tokenizer whose pad is its eos, until another is set."""
-
-    bos_token_id = None
-
-    def __init__(self, *words: str, eos: str | None = "<|im_end|>") -> None:
-        self.ids = {word: index for index, word in enumerate(words, 1)}
-        self.get_vocab, self.eos_token, self.pad_token = lambda: self.ids, eos, eos
-
-    pad_token_id = property(lambda self: self.ids.get(self.pad_token))
-    eos_token_id = property(lambda self: self.ids.get(self.eos_token))
-
-
-def test_a_pad_is_never_the_eos_token_and_a_tokenizer_without_either_is_refused() -> None:
-    tokenizer: Any = Tokenizer("<|endoftext|>", "<|im_end|>", "<|vision_pad|>")
-    model: Any = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=2), config=SimpleNamespace())
+def test_a_pad_is_never_the_eos_token_and_a_tokenizer_without_either_is_refused(policy: Any) -> None:
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer.pad_token = tokenizer.eos_token
+    model: Any = SimpleNamespace(
+        generation_config=SimpleNamespace(eos_token_id=151645), config=SimpleNamespace()
+    )
     complete(model, tokenizer)
     assert tokenizer.pad_token == "<|vision_pad|>"
-    assert (model.generation_config.eos_token_id, model.config.pad_token_id) == ([2, 1], 3)
-    model.generation_config.eos_token_id = None
-    for without, missing in ((Tokenizer("a", eos=None), "no end-of-"), (Tokenizer("<|im_end|>"), "no pad")):
-        with pytest.raises(ConfigError, match=missing):
-            complete(model, without)  # type: ignore[arg-type]
+    assert (model.generation_config.eos_token_id, model.config.pad_token_id) == ([151645, 151643], 151654)
+    tokenizer.pad_token, tokenizer.get_vocab = None, dict
+    with pytest.raises(ConfigError, match="no end-of-sequence token, or no pad token"):
+        complete(model, tokenizer)
 
 
 def by_hand(dropout: float) -> tuple[Any, Any]:
@@ -121,16 +110,10 @@ def test_a_saved_adapter_reads_back_with_its_bases_length(policy: Any, task: Any
     assert reloaded.model.max_seq_length == policy.model.config.max_position_embeddings
 
 
-def test_a_saved_adapter_that_is_asked_for_another_rank_says_that_it_keeps_its_own(
-    policy: Any, tmp_path: Path
-) -> None:
+def test_a_saved_adapter_keeps_its_own_rank(policy: Any, tmp_path: Path) -> None:
     folder = policy.save(tmp_path / "adapter")
-    with pytest.warns(UserWarning, match=r"the saved adapter keeps its own r=16\.") as said:
+    with pytest.warns(UserWarning, match=r"the saved adapter keeps its own r=16\."):
         assert rloo_kit.load_policy(folder, lora_rank=8).model.peft_config["default"].r == 16
-    assert said[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        rloo_kit.load_policy(folder, lora_rank=16, lora_alpha=16, use_rslora=False)
     with pytest.raises(ConfigError, match="full_finetuning trains the weights below it"):
         rloo_kit.load_policy(folder, full_finetuning=True)
 
@@ -138,15 +121,20 @@ def test_a_saved_adapter_that_is_asked_for_another_rank_says_that_it_keeps_its_o
 # --- what is asked for ------------------------------------------------------------------------------------
 
 RECIPE: dict[str, Any] = {"max_seq_length": 512, "dtype": None, "load_in_4bit": True, "fast_inference": False}
+RECIPE |= {"load_in_8bit": False, "full_finetuning": False, "max_lora_rank": 8, "gpu_memory_utilization": 0.6}
 RECIPE |= {
     "r": 8,
     "target_modules": ["v_proj", "q_proj"],
     "lora_alpha": 16,
-    "lora_dropout": 0,
+    "use_rslora": True,
     "bias": "none",
 }
-RECIPE |= {"use_gradient_checkpointing": "unsloth", "random_state": 3407, "use_rslora": True}
-RECIPE |= {"loftq_config": None, "max_lora_rank": 8, "token": None, "gpu_memory_utilization": 0.6}
+RECIPE |= {
+    "use_gradient_checkpointing": "unsloth",
+    "random_state": 3407,
+    "lora_dropout": 0,
+    "loftq_config": None,
+}
 
 
 def test_a_published_recipes_arguments_load_what_they_say_and_are_planned() -> None:
@@ -166,23 +154,16 @@ def test_a_published_recipes_arguments_load_what_they_say_and_are_planned() -> N
     [
         ({"r": 16, "lora_rank": 8}, "two names of one setting"),
         ({"r": 0}, "lora_rank must be greater than or equal to 1"),
-        ({"lora_rank": "16"}, "write lora_rank=16"),
         ({"load_in_4bit": "yes"}, "write load_in_4bit=True"),
-        ({"gradient_checkpointing": "unsloht"}, "gradient_checkpointing='unsloth'\\?"),
         ({"max_sequence_length": 4096}, "did you mean max_seq_length"),
-        ({"name": 5}, "name must be a valid string"),
-        ({"lora_dropout": 0.1}, "takes no lora_dropout"),
+        ({"lora_dropout": 0.1}, "lora_dropout must be[\\s\\S]*on-policy ratio would differ"),
         ({"target_modules": ["q_proj", "lm_head"]}, "target_modules must be"),
         ({"target_modules": "q_proj"}, "a list of some of"),
-        ({"load_in_8bit": True}, "takes no load_in_8bit"),
+        ({"load_in_8bit": True}, "load_in_8bit must be False"),
         ({"load_in_4bit": True, "load_in_16bit": True}, "one precision"),
-        ({"dtype": "float23"}, "dtype must be"),
-        ({"fast_inference": True, "full_finetuning": True}, "vLLM takes a LoRA"),
-        ({"full_finetuning": True, "load_in_4bit": True}, "4 bit cannot be trained"),
-        ({"full_finetuning": True, "lora_alpha": 4}, "lora_alpha is of a LoRA"),
-        ({"random_state": -1}, "seed must be"),
+        ({"full_finetuning": True, "load_in_4bit": True}, "load_in_4bit is of a LoRA"),
+        ({"full_finetuning": True, "r": 4}, "lora_rank is of a LoRA"),
         ({"thinking": 0}, "thinking must be a valid boolean or greater than or equal to 1"),
-        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be"),
     ],
 )
 def test_what_cannot_be_is_refused_in_three_parts_before_anything_is_loaded(
@@ -197,14 +178,11 @@ def test_what_cannot_be_is_refused_in_three_parts_before_anything_is_loaded(
 def test_arguments_of_unsloths_own_pass_and_are_not_taken_for_slips() -> None:
     given = {
         "rope_scaling": None,
-        "fix_tokenizer": True,
         "trust_remote_code": False,
         "tokenizer_revision": "v2",
+        "fast_inference": True,
     }
     assert loading.settled(given).further == given
-    vllm = {"fast_inference": True, "gpu_memory_utilization": 0.6}
-    assert loading.settled(vllm).further == vllm
-    assert loading.settled(vllm | {"fast_inference": False}).further == {}, "of vLLM alone"
 
 
 def test_a_token_is_in_no_message_whatever_it_looks_like() -> None:
@@ -238,12 +216,7 @@ def test_without_a_dtype_a_cpu_gets_that_of_prepare_also_where_unsloth_came_firs
 
 @pytest.mark.parametrize(
     "raised",
-    [
-        torch.OutOfMemoryError("CUDA out of memory"),
-        ValueError("Unsloth: this model does not fit in GPU memory"),
-        ValueError("Some modules are dispatched on the CPU or the disk."),
-        RuntimeError("CUDA error: out of memory"),
-    ],
+    [torch.OutOfMemoryError("CUDA"), *(ValueError(f"Unsloth: the model {text}") for text in loading.SPILLED)],
 )
 def test_running_out_of_memory_names_smaller_checkpoints(raised: Exception, monkeypatch: Any) -> None:
     monkeypatch.setattr(resolve, "trained_length", lambda *args: 40960)

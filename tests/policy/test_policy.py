@@ -45,17 +45,12 @@ def test_generate_refuses_what_cannot_be_sampled(policy: Any, monkeypatch: Any) 
     for prompts in ("What?", QUESTION, []):
         with pytest.raises(ConfigError, match="a list of prompts"):
             policy.generate(prompts)
-    with pytest.raises(ConfigError, match=r"(?s)cannot set tokenize.*Policy\.generate\("):
-        policy.generate(["1 + 1"], chat_template_kwargs={"tokenize": False})
     for name, bad in (("n", 0), ("batch_size", -1), ("temperature", 0.0), ("max_new_tokens", 2.5)):
         with pytest.raises(ConfigError, match=rf"{name} must be[\s\S]*{name}={bad}"):
             policy.generate([QUESTION], **{name: bad})
     monkeypatch.setattr(policy.tokenizer, "chat_template", None)
     with pytest.raises(ConfigError, match="no chat template"):
         policy.generate([QUESTION])
-
-
-def test_greedy_search_takes_no_temperature(policy: Any) -> None:
     with pytest.raises(ConfigError, match=r"temperature would have no effect[\s\S]*greedy=False"):
         policy.generate([QUESTION], greedy=True, temperature=0.7)
 

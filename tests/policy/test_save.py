@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 import rloo_kit
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RunFolderError
-from rloo_kit.policy.load import Lora
 from rloo_kit.policy.policy import Policy
 from rloo_kit.policy.resolve import ADAPTER_CONFIG, WEIGHTS, check_adapter, resolve
 from rloo_kit.policy.save import check_target
@@ -38,10 +37,11 @@ ADAPTER_FILES = (ADAPTER_CONFIG, WEIGHTS)
     ("place", "files"),
     [
         ("a file", ()),
+        ("file.gguf", ()),
         ("notes", ("thesis.txt",)),
         ("a model of another", ("config.json", "model.safetensors")),
         ("a README alone", ("README.md",)),
-        ("notes beside an adapter", (*ADAPTER_FILES, "notes.md")),
+        ("a model beside an adapter", (*ADAPTER_FILES, "model.safetensors")),
         ("a checkpoint of a run", (*ADAPTER_FILES, "rng_state.pth")),
         ("an adapter with a folder", (*ADAPTER_FILES, "more/notes.md")),
     ],
@@ -53,7 +53,7 @@ def test_a_save_over_what_is_no_adapter_is_refused(
         (tmp_path / place / file).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / place / file).write_text("mine")
     before = contents(tmp_path)
-    with pytest.raises(ConfigError, match=r"would be replaced[\s\S]*name a folder of its own"):
+    with pytest.raises(ConfigError, match=r"would be replaced[\s\S]*name a place of its own"):
         policy.save(tmp_path / place)
     assert contents(tmp_path) == before
 
@@ -62,10 +62,9 @@ def test_a_merge_and_an_adapter_do_not_replace_each_other(policy: Policy, tmp_pa
     adapter, merge = policy.save(tmp_path / "adapter"), policy.save_merged(tmp_path / "merge")
     policy.save_merged(policy.save(adapter).with_name("merge"))
     before = contents(tmp_path)
-    with pytest.raises(ConfigError, match="the folder holds more than an adapter"):
-        policy.save(merge)
-    with pytest.raises(ConfigError, match="an adapter is there"):
-        policy.save_merged(adapter)
+    for save, place, there in ((policy.save, merge, "checkpoint"), (policy.save_merged, adapter, "adapter")):
+        with pytest.raises(ConfigError, match=f"another kind of save .* would be replaced: {there}"):
+            save(place)
     assert contents(tmp_path) == before
 
 
@@ -76,17 +75,14 @@ def on_merged(policy: Policy, tmp_path: Path) -> tuple[Policy, Path]:
     return rloo_kit.load_policy(base, load_in_4bit=False), base
 
 
-@pytest.mark.parametrize("place", ["disk/base", "disk/../disk/base", "link", "disk", "of a link/base"])
-@pytest.mark.parametrize("save", [Policy.save, Policy.save_merged])
-def test_a_policys_own_base_is_never_replaced(
-    save: Any, place: str, on_merged: tuple[Policy, Path], tmp_path: Path
-) -> None:
+def test_a_policys_own_base_is_never_replaced(on_merged: tuple[Policy, Path], tmp_path: Path) -> None:
     policy, base = on_merged
     (tmp_path / "link").symlink_to(base)
-    (tmp_path / "of a link").symlink_to(base.parent)
     before = contents(tmp_path / "disk")
-    with pytest.raises(ConfigError, match=r"would be replaced[\s\S]*name a folder of its own"):
-        save(policy, tmp_path / place)
+    for place in ("disk/base", "disk/../disk/base", "link", "disk"):
+        for save in (policy.save, policy.save_merged):
+            with pytest.raises(ConfigError, match="would be replaced"):
+                save(tmp_path / place)
     assert contents(tmp_path / "disk") == before
 
 
@@ -96,17 +92,6 @@ def test_a_policys_own_base_is_known_by_its_hub_id_which_a_folder_would_shadow(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="policy's own base is there"):
         check_target(tmp_path / "unsloth" / "Qwen3-4B", "here", "unsloth/Qwen3-4B")
-
-
-def test_an_adapter_is_saved_over_its_own_folder_and_inside_that_of_its_base(
-    on_merged: tuple[Policy, Path], tmp_path: Path
-) -> None:
-    policy, base = on_merged
-    folder = policy.save(policy.save(base / "adapter"))
-    again = rloo_kit.load_policy(folder)
-    again.save(folder)
-    again.save_merged(tmp_path / "merged")
-    assert rloo_kit.load_policy(folder).generate(["1 + 1"], max_new_tokens=2, greedy=True)
 
 
 def test_a_card_that_the_user_wrote_stays(policy: Policy, tmp_path: Path) -> None:
@@ -177,7 +162,9 @@ def test_an_adapter_over_a_folder_names_it_whole(
     monkeypatch.chdir(tmp_path)
     assert json.loads((folder / ADAPTER_CONFIG).read_text())["base_model_name_or_path"] == str(base)
     assert str(tmp_path) not in (folder / "README.md").read_text(), "places of this machine are private"
-    assert rloo_kit.load_policy("adapter", load_in_4bit=False).base == str(base)
+    again = rloo_kit.load_policy("adapter", load_in_4bit=False)
+    assert again.base == str(base)
+    assert again.save(folder) == folder, "over its own"
 
 
 def _configured(**changes: object) -> Callable[[Path], object]:
@@ -193,15 +180,13 @@ def _weighed(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Pa
 
 
 BEFORE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "cut short": (lambda f: os.truncate(f / WEIGHTS, 5000), "weights cannot be read"),
-    "a pointer": (lambda f: (f / WEIGHTS).write_bytes(b"version https://git-lfs."), "git lfs pull"),
+    "cut short": (lambda f: os.truncate(f / WEIGHTS, 5000), "cannot be read[\\s\\S]*git lfs pull"),
     "gone": (lambda f: (f / WEIGHTS).unlink(), "No such file"),
     "NaN": (_weighed(lambda w: {n: t * float("nan") for n, t in w.items()}), "not finite"),
     "UTF-16": (lambda f: (f / ADAPTER_CONFIG).write_text("{}", "utf-16"), "not a JSON object in UTF-8"),
 }
 LOADED: dict[str, tuple[Callable[[Path], object], str]] = {
     "half": (_weighed(lambda w: dict(list(w.items())[:21])), "21 are missing, and 0 would be dropped"),
-    "renamed": (_weighed(lambda w: {f"x.{n}": t for n, t in w.items()}), "42 are missing, and 42"),
     "fewer layers": (_configured(target_modules=["q_proj"]), "0 are missing, and 36 would be dropped"),
     "another rank": (_configured(r=4), "size mismatch"),
 }
@@ -212,7 +197,7 @@ def test_a_damaged_adapter_is_refused_before_anything_is_loaded(name: str, adapt
     change, says = BEFORE[name]
     change(adapter)
     with pytest.raises((PolicyNotFoundError, NonFiniteError), match=says) as raised:
-        check_adapter(resolve(adapter, True, None).path, Lora(16, 16))
+        check_adapter(resolve(adapter, True).path, {"r": 16, "lora_alpha": 16, "use_rslora": False})
     assert str(adapter) in str(raised.value)
 
 
@@ -225,18 +210,10 @@ def test_an_adapter_of_which_only_a_part_would_be_loaded_is_refused(name: str, a
         rloo_kit.load_policy(adapter)
 
 
-def test_an_adapter_without_a_tokenizer_takes_its_bases(policy: Policy, adapter: Path) -> None:
-    for file in (*adapter.glob("tokenizer*"), adapter / "chat_template.jinja"):
-        file.unlink()
-    assert rloo_kit.load_policy(adapter).tokenize(["1 + 1"]) == policy.tokenize(["1 + 1"])
-
-
 TOKEN = "hf_" + "aB3" * 11
 
 
-@pytest.mark.parametrize(
-    "name", [TOKEN, f"https://me:{TOKEN}@huggingface.co/a/b", "https://me:word@host/a/b"]
-)
+@pytest.mark.parametrize("name", [TOKEN, "https://me:word@host/a/b"])
 def test_a_token_given_as_a_name_is_not_repeated(name: str) -> None:
     with pytest.raises(PolicyNotFoundError) as raised:
         rloo_kit.load_policy(name)

@@ -79,16 +79,13 @@ def test_what_is_saved_keeps_it_for_the_kit_and_for_transformers_alone(
     assert rloo_kit.load_policy(adapter, thinking=9).thinking == 9
 
 
-def test_an_answer_with_a_thought_is_rendered_as_before(off: rloo_kit.Policy) -> None:
-    said = [*QUESTION, {"role": "assistant", "content": "<think>\n1\n</think>\n\n2"}]
-    usual = rloo_kit.load_policy("tiny").tokenizer.apply_chat_template(said, tokenize=False)
-    assert off.tokenizer.apply_chat_template(said, tokenize=False) == usual
-
-
-def test_prompts_of_a_budget_are_rendered_as_without_one(budgeted: rloo_kit.Policy) -> None:
-    for how in ({}, {"enable_thinking": False}):
-        usual = rloo_kit.load_policy("tiny").tokenize([QUESTION], **how)
-        assert budgeted.tokenize([QUESTION], **how) == usual
+def test_all_else_is_rendered_as_before(
+    off: rloo_kit.Policy, budgeted: rloo_kit.Policy, policy: rloo_kit.Policy
+) -> None:
+    answered = [*QUESTION, {"role": "assistant", "content": "<think>\n1\n</think>\n\n2"}]
+    texts = [one.tokenizer.apply_chat_template(answered, tokenize=False) for one in (policy, off, budgeted)]
+    assert texts == [texts[0]] * 3
+    assert budgeted.tokenize([QUESTION]) == policy.tokenize([QUESTION])
 
 
 def test_an_engine_of_its_own_takes_no_budget(budgeted: rloo_kit.Policy, make_trainer: Any) -> None:
@@ -108,23 +105,16 @@ def test_a_call_that_asks_it_to_think_is_refused(off: rloo_kit.Policy, tmp_path:
 
 @pytest.mark.parametrize(
     ("name", "thinking", "todo"),
-    [
-        ("qwen3-4b-thinking", False, "qwen3-4b-instruct"),
-        ("qwen3-4b-instruct", True, "qwen3-1.7b"),
-        ("qwen3-4b-instruct", 512, "thinking=512"),
-    ],
+    [("qwen3-4b-thinking", False, "qwen3-4b-instruct"), ("qwen3-4b-instruct", 512, "qwen3-1.7b")],
 )
-def test_a_checkpoint_that_always_or_never_thinks_says_so(name: str, thinking: bool, todo: str) -> None:
-    with pytest.raises(ConfigError, match=f"{CATALOGUE[name].thinks} thinks") as refused:
-        set_thinking(rloo_kit.load_policy("tiny").tokenizer, CATALOGUE[name], thinking)
-    assert todo in str(refused.value)
-
-
-def test_to_switch_off_what_never_thinks_changes_nothing() -> None:
-    tokenizer = rloo_kit.load_policy("tiny").tokenizer
-    before = tokenizer.chat_template
-    set_thinking(tokenizer, CATALOGUE["qwen3-4b-instruct"], False)
-    assert tokenizer.chat_template == before
+def test_a_checkpoint_that_always_or_never_thinks_says_so(
+    name: str, thinking: bool, todo: str, policy: rloo_kit.Policy
+) -> None:
+    before = policy.tokenizer.chat_template
+    with pytest.raises(ConfigError, match=rf"{CATALOGUE[name].thinks} thinks[\s\S]*{todo}"):
+        set_thinking(policy.tokenizer, CATALOGUE[name], thinking)
+    set_thinking(policy.tokenizer, CATALOGUE["qwen3-4b-instruct"], False)
+    assert policy.tokenizer.chat_template == before
 
 
 # --- a budget ---------------------------------------------------------------------------------------------
