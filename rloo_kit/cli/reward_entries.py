@@ -23,8 +23,8 @@ from rewards.answers import Form
 from rewards.thinking import ThinkTokens
 from rewards.trl_interface import Reward
 from rloo_kit import argument_types
+from rloo_kit.argument_types import did_you_mean
 from rloo_kit.errors import ConfigError
-from rloo_kit.train.renamed_args import did_you_mean
 
 PLAIN = (bool, int, float, str, type(None))
 # Names that annotations use and their modules import for type checkers alone.
