@@ -181,7 +181,7 @@ def rloo_beside_grpo() -> str:
 
 # --- symptoms ---------------------------------------------------------------------------------------------
 
-MADE_UP = {"non-finite figures": [{"step": 1, "reward": math.inf, "grad_norm": 1.0}]}
+MADE_UP = {"non-finite rewards": [{"step": 1, "reward": math.inf, "grad_norm": 1.0}]}
 """Logs that have a symptom of which no run is recorded under tests/data/health or simulated in foreign_logs.py."""
 
 OF_ONE_RUN = {
@@ -192,7 +192,6 @@ OF_ONE_RUN = {
     "of_another_column": "the reward",
     "format_reward": "`A`",
     "accuracy_reward": "`B`",
-    "usual norm, 0.9": "usual norm",
 }
 """What the run that a symptom is shown on has of its own -> what stands for it in the short table."""
 
@@ -212,19 +211,15 @@ def ill_log(name: str) -> Log:
     return Log(entries, Known.guessed(entries))
 
 
-def first_sign(rule: Callable[..., object], log: Log) -> Any:
-    """What the rule says when it first sees its symptom."""
-    signs = (rule(log.first(end)) for end in range(1, len(log) + 1))
-    return next(sign for sign in signs if sign is not None)
-
-
 def symptoms_in_short() -> str:
     """Every symptom in a row: its likely cause, and what to change first alone, without a run's own figures."""
-    from rloo_kit.watch.symptoms import SYMPTOMS
+    from rloo_kit.watch.symptoms import SYMPTOMS, look_for
 
     rows = []
-    for name, rule in SYMPTOMS.items():
-        sign = first_sign(rule, ill_log(name))
+    for name in SYMPTOMS:
+        log = ill_log(name)
+        signs = (look_for(name, log[:end]) for end in range(1, len(log) + 1))
+        sign = next(sign for sign in signs if sign)
         cause = reference.shortened(plain(re.sub(r": \S+ -?\d.*", "", sign.cause)))
         change = f"`{sign.setting}`, " + plain(re.sub(r" \(now [^)]*\)|; .*", "", sign.change))
         for own, placeholder in OF_ONE_RUN.items():

@@ -10,19 +10,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.session import output
 from rloo_kit.watch import plots
 from rloo_kit.watch.diagnose import clock
 from rloo_kit.watch.log import Known, Log, rounds
-from rloo_kit.watch.symptoms import Episodes, Finding, episodes
+from rloo_kit.watch.symptoms import Episodes, Finding
 
 if TYPE_CHECKING:
     from rewards.trl_interface import Judges
-
-# --- symptoms ------------------------------------------------------------------------------------------------
 
 Logs = Mapping[str, float | None]
 OnUnhealthy = str | Callable[[Finding], object]
@@ -46,50 +44,41 @@ class HealthCallback(TrainerCallback):
     def __init__(
         self, on_unhealthy: OnUnhealthy | None = None, judges: Mapping[str, Judges] | None = None
     ) -> None:
-        self.on_unhealthy = None if on_unhealthy is None else checked(on_unhealthy, "HealthCallback")
-        self.judges = judges
-        self._episodes = Episodes()
+        if not (callable(on_unhealthy) or on_unhealthy in (None, "warn", "stop")):
+            raise ConfigError(
+                'on_unhealthy must be "warn", "stop" or a function',
+                where=f"HealthCallback(on_unhealthy={on_unhealthy!r})",
+                todo='leave it at "warn", or pass a function that takes the Finding',
+            )
+        self.on_unhealthy, self.judges, self._episodes = on_unhealthy, judges, Episodes()
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: object, **kwargs: object) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Look at what a resumed run has logged before, so that nothing is said twice."""
-        self._episodes = episodes(self._log(args, state))
+        self._episodes = Episodes(self._log(args, state))
 
-    def on_log(
-        self, args: Any, state: TrainerState, control: TrainerControl, logs: Logs | None = None, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Look at the log so far, and speak where an episode begins."""
-        if not logs or "grad_norm" not in logs or not (log := self._log(args, state)).run:
+        if not logs or "grad_norm" not in logs or not (log := self._log(args, state)):
             return
-        wanted = self.on_unhealthy or checked(getattr(args, "on_unhealthy", "warn"), type(args).__name__)
+        handler = self.on_unhealthy or getattr(args, "on_unhealthy", "warn")
         for finding in self._episodes.look(log):
-            if callable(wanted) and state.is_world_process_zero:
-                wanted(finding)
+            if callable(handler) and state.is_world_process_zero:
+                handler(finding)
             elif state.is_world_process_zero:
                 output.say(f"unhealthy: {finding}")
-            if wanted == "stop":
+            if handler == "stop":
                 control.should_training_stop = True
                 # A checkpoint of weights that are not finite would hide the last good one from a resume.
                 control.should_save = control.should_save or not finding.symptom.startswith("non-finite")
 
-    def _log(self, args: Any, state: TrainerState) -> Log:
+    def _log(self, args: Any, state: Any) -> Log:
         return Log(rounds(state.log_history), Known.of(args, self.judges))
-
-
-def checked(on_unhealthy: object, where: str) -> OnUnhealthy:
-    """The same; a ConfigError names the class ``where`` it was given, if it is not one of these."""
-    if callable(on_unhealthy) or (isinstance(on_unhealthy, str) and on_unhealthy in ("warn", "stop")):
-        return on_unhealthy
-    raise ConfigError(
-        'on_unhealthy must be "warn", "stop" or a function',
-        where=f"{where}(on_unhealthy={on_unhealthy!r})",
-        todo='leave it at "warn", or pass a function that takes the Finding',
-    )
 
 
 # --- a line per step -----------------------------------------------------------------------------------------
 
+# label, metric, width, format
 COLUMNS = (
-    # label, metric, width, format
     ("reward", "reward", 8, "+.3f"),
     ("spread", "reward_std", 7, ".3f"),
     ("dead", "dead_groups", 5, ".0%"),
@@ -98,17 +87,14 @@ COLUMNS = (
     ("cut", "completions/clipped_ratio", 5, ".0%"),
     ("s/step", "step_time", 7, ".1f"),
 )
-"""What a line shows.  dead: share of groups whose K rewards are all equal, or which are masked whole: they carry no
-signal; cut: share of completions that reached max_completion_length; kl: mean of log policy - log reference per
-token."""
+"""What a line shows; docs/reading-a-run.md explains it."""
 
-EVALUATION = (
-    # label, metric, format
-    ("reward {}", "eval_reward", "+.3f"),
-    ("spread {}", "eval_reward_std", ".3f"),
-    ("length {}", "eval_completions/mean_length", ".0f"),
-    ("{} cut", "eval_completions/clipped_ratio", ".0%"),
-)
+EVALUATION = {
+    "eval_reward": "reward {:+.3f}",
+    "eval_reward_std": "spread {:.3f}",
+    "eval_completions/mean_length": "length {:.0f}",
+    "eval_completions/clipped_ratio": "{:.0%} cut",
+}
 
 
 def header(max_steps: int = 0) -> str:
@@ -132,7 +118,7 @@ def _figure(value: float | None, width: int, style: str) -> str:
     """A figure with a blank before it, which costs decimals where the figure is large."""
     if value is None:
         return "-"
-    texts = [format(value, spec) for spec in (style, *(style[:-2] + end for end in ("2f", "1f", "0f", "0e")))]
+    texts = [format(value, spec) for spec in (style, *(style[:-2] + end for end in ("2f", "0f", "0e")))]
     return next((text for text in texts if len(text) < width), texts[-1])
 
 
@@ -140,23 +126,21 @@ def evaluation_line(step: int, logs: Logs) -> str:
     """An evaluation's figures; the name of its dataset where a run has several."""
     timed = next((key for key in logs if key.endswith("_runtime")), "eval_runtime")
     name = timed.removeprefix("eval_").removesuffix("runtime").strip("_")
-    found = [(label, logs.get(metric), style) for label, metric, style in EVALUATION]
-    figures = [label.format(format(value, style)) for label, value, style in found if value is not None]
+    figures = [
+        text.format(logs[metric]) for metric, text in EVALUATION.items() if logs.get(metric) is not None
+    ]
     return f"held out{f' ({name})' if name else ''}, step {step}: {', '.join(figures)}"
 
 
 class ProgressCallback(TrainerCallback):
     """Prints :func:`header` once, a :func:`line` per training log and one per evaluation, on the main process."""
 
-    def on_train_begin(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
-        """Start the clock."""
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._started, self._first_step = time.monotonic(), state.global_step
         if state.is_world_process_zero:
             output.say(header(state.max_steps))
 
-    def on_log(
-        self, args: object, state: TrainerState, control: object, logs: Logs | None = None, **kwargs: object
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Print a line for a step, also for one that trains again on a batch and has no reward; none for the end."""
         if not state.is_world_process_zero or not logs:
             return
@@ -181,23 +165,19 @@ class LivePlot(TrainerCallback):
     def __init__(self, seconds: float = 5.0) -> None:
         self.seconds, self._draws, self._next = seconds, False, 0.0
 
-    def on_train_begin(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
-        """See whether this process shows pictures."""
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._draws, self._next = state.is_world_process_zero and output.shows_pictures(), 0.0
 
-    def on_log(
-        self, args: Any, state: TrainerState, control: object, logs: Logs | None = None, **kwargs: object
-    ) -> None:
-        """Redraw, unless the last drawing is too recent."""
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if logs and "reward" in logs and time.monotonic() >= self._next:
             self._draw(args, state)
             self._next = time.monotonic() + self.seconds
 
-    def on_train_end(self, args: Any, state: TrainerState, control: object, **kwargs: object) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Draw the whole run, and save it beside its checkpoints."""
         self._draw(args, state, save_to=Path(args.output_dir) / plots.PICTURE)
 
-    def _draw(self, args: Any, state: TrainerState, save_to: Path | None = None) -> None:
+    def _draw(self, args: Any, state: Any, save_to: Path | None = None) -> None:
         if not self._draws or all(entry.get("reward") is None for entry in state.log_history):
             return
         try:
@@ -207,5 +187,7 @@ class LivePlot(TrainerCallback):
                 plots.save(figure, save_to)
         except Exception as error:  # hours of training are worth more than their picture
             self._draws = False
-            said = f"Live plot disabled: {type(error).__name__}: {error}. Training goes on"
-            output.warn(f"{said}; live_plot=False avoids this warning.")
+            reason = f"{type(error).__name__}: {error}"
+            output.warn(
+                f"Live plot disabled: {reason}. Training goes on; live_plot=False avoids this warning."
+            )

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +31,12 @@ DEAD_SHARE = "share of dead groups"
 WINDOW = 5  # log entries that stand for "now": at 8 completions each, 40, which give a share to within +-0.15
 MEMORY = 100  # entries that a rule looks back
 LONG = 20  # entries from which a step-to-step noise is known to +-20 % (von Neumann et al. 1941)
+STEADY = 1.2  # largest over smallest E[r^2] / E[r] up to which a reward is taken to be 0 or one value
+COMPLETIONS = 8  # per step where nothing tells: the default of TRL (8), unsloth (4 x 2) and the kit (4 x 2)
 
 ALIKE = 0.3
 """Correlation of the rewards of one prompt's completions, since prompts differ in difficulty.  K of them then
 weigh as K / (1 + (K - 1) x 0.3) independent ones (Kish 1965, design effect)."""
-
-STEADY = 1.2  # largest over smallest E[r^2] / E[r] up to which a reward is taken to be 0 or one value
 
 ANSWERS = (
     *("accuracy_reward", "reasoning_accuracy_reward"),  # trl.rewards and open-r1
@@ -54,13 +54,14 @@ def rounds(history: Iterable[Entry]) -> list[Entry]:
     Further updates on a batch (``num_iterations``) log no reward; their clip ratios, the only ones that are not 0, are
     taken into the batch's entry.
     """
-    found: list[Entry] = []
+    batches: list[Entry] = []
     for entry in history:
         if "reward" in entry and (entry["reward"] is not None or _dead_share(entry) is not None):
-            found.append(entry)
-        elif found and RATIO in entry:
-            found[-1] = {**found[-1], RATIO: max(found[-1].get(RATIO) or 0.0, entry[RATIO] or 0.0)}
-    return [entry for entry in found if entry["reward"] is not None] or found
+            batches.append(entry)
+        elif batches and RATIO in entry:
+            highest = max(batches[-1].get(RATIO) or 0.0, entry[RATIO] or 0.0)
+            batches[-1] = {**batches[-1], RATIO: highest}
+    return [entry for entry in batches if entry["reward"] is not None] or batches
 
 
 def term(name: str) -> str:
@@ -70,32 +71,28 @@ def term(name: str) -> str:
 
 def term_names(entry: Entry) -> list[str]:
     """The reward functions in an entry."""
-    return [found[1] for key in entry if (found := re.fullmatch(r"rewards/(.+)/mean", key))]
+    return [match[1] for key in entry if (match := re.fullmatch(r"rewards/(.+)/mean", key))]
 
 
-def _spread_name(name: str) -> str:
-    return "reward_std" if name == "reward" else name.removesuffix("/mean") + "/std"
+def _spread_name(reward: str) -> str:
+    return "reward_std" if reward == "reward" else reward.removesuffix("/mean") + "/std"
 
 
 def _dead_share(entry: Entry) -> float | None:
     return entry.get("dead_groups", entry.get("frac_reward_zero_std"))
 
 
-def column(entries: Sequence[Entry], name: str) -> Figures:
+def column(entries: Sequence[Entry], metric: str) -> Figures:
     """(entries,) a metric, NaN where it is missing or not finite; DEAD_SHARE is the kit's count, or TRL's."""
-    values: list[float | None] = [entry.get(name) for entry in entries]
-    if name == DEAD_SHARE:  # TRL counts after the KL term, by which rewards differ
-        values = [1.0 if one.get("reward_std") == 0.0 else _dead_share(one) for one in entries]
+    values: list[float | None] = [entry.get(metric) for entry in entries]
+    if metric == DEAD_SHARE:  # TRL counts after the KL term, by which rewards differ
+        values = [1.0 if entry.get("reward_std") == 0.0 else _dead_share(entry) for entry in entries]
     figures = np.array(values, dtype=np.float64)
     figures[np.isinf(figures)] = math.nan
     return figures
 
 
 # --- what is known besides ------------------------------------------------------------------------------------
-
-COMPLETIONS = 8  # per step where nothing tells: the default of TRL (8), unsloth (4 x 2) and the kit (4 x 2)
-# Groups and completions per step that a log alone is believed to have; the shares in it fit any large number.
-MOST_GROUPS, MOST_COMPLETIONS = 32, 512
 
 
 @dataclass(frozen=True)
@@ -136,18 +133,17 @@ class Known:
 
     @classmethod
     def guessed(cls, entries: Sequence[Entry], judges: Mapping[str, Judges] | None = None) -> Known:
-        """From a log alone: the groups that make each share of dead ones a whole number, and the completions that
-        the spread of a reward of 0 or one value tells, else 8, two or more in each group."""
+        """From a log alone: the groups, up to 32, that make each share of dead ones a whole number, and the completions
+        that the spread of a reward of 0 or one value tells, else 8, two or more in each group."""
         shares = np.array([_dead_share(entry) or 0.0 for entry in entries])
-        counts = range(1, MOST_GROUPS + 1)
-        fits = (n for n in counts if np.all(abs(n * shares - np.round(n * shares)) < 1e-3 * n))
+        fits = (n for n in range(1, 33) if np.all(abs(n * shares - np.round(n * shares)) < 1e-3 * n))
         stride = entries[1].get("step", 2) - entries[0].get("step", 1) if len(entries) > 1 else 1
         # A mean over several batches has shares that fit several times as many groups.
         groups = max(1, next(fits, 1) // max(1, stride))
-        told = told_completions(entries) if stride <= 1 else None
-        if told and told % groups:
+        completions = _completions_of(entries) if stride <= 1 else None
+        if completions and completions % groups:
             groups = 1
-        return cls(told or max(COMPLETIONS, 2 * groups), groups, judges=judges or {})
+        return cls(completions or max(COMPLETIONS, 2 * groups), groups, judges=judges or {})
 
     @property
     def alike(self) -> float:
@@ -155,22 +151,21 @@ class Known:
         return 1 + (self.completions / self.groups - 1) * ALIKE
 
 
-def told_completions(entries: Sequence[Entry]) -> int | None:
+def _completions_of(entries: Sequence[Entry]) -> int | None:
     """Completions per entry, by a reward of 0 or one value c; None where no reward is of that kind.
 
     Of n completions a share p has the mean m = p c and the sample variance s^2 = n / (n - 1) p (1 - p) c^2, so that
     s^2 / m = n / (n - 1) (c - m): a straight line over the entries, whose slope gives n.
     """
-    for name in ("reward", *(term(one) for one in (term_names(entries[-1]) if entries else ()))):
-        means, spreads = column(entries, name), column(entries, _spread_name(name))
-        paid = (means > 0.0) & (spreads > 0.0) & (spreads < 1e6)
-        m, ratio = means[paid], spreads[paid] ** 2 / means[paid]
-        if np.unique(m.round(9)).size < 3:
+    for reward in ("reward", *map(term, term_names(entries[-1]))):
+        mean, spread = column(entries, reward), column(entries, _spread_name(reward))
+        paid = (mean > 0.0) & (spread > 0.0)
+        mean, ratio = mean[paid], spread[paid] ** 2 / mean[paid]
+        if np.unique(mean.round(9)).size < 3:
             continue
-        slope, intercept = np.polyfit(m, ratio, 1)
+        slope, start = np.polyfit(mean, ratio, 1)
         count = round(slope / (slope + 1)) if slope < -1.0 else 0
-        off = float(np.max(abs(ratio - intercept - slope * m)))
-        if 2 <= count <= MOST_COMPLETIONS and off <= 1e-3 * abs(intercept) / count:
+        if count > 1 and np.allclose(ratio, start + slope * mean, rtol=0.0, atol=1e-3 * abs(start) / count):
             return count
     return None
 
@@ -178,8 +173,7 @@ def told_completions(entries: Sequence[Entry]) -> int | None:
 # --- windows --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """A metric's mean before and after, and the standard error of their difference."""
 
     before: float
@@ -200,53 +194,19 @@ class Change:
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """Entries of training steps, oldest first; a window of a run's log is a ``Log`` too.
+    """Entries of training steps, oldest first, of :func:`rounds`; a slice of it is a window, a ``Log`` too."""
 
-    Attributes:
-        run: the whole run's entries, one per batch of completions (:func:`rounds`).
-        start, stop: of the window in it.
-    """
-
-    run: Sequence[Entry]
+    entries: Sequence[Entry]
     known: Known = field(default_factory=Known)
-    start: int = 0
-    stop: int = -1
-    _columns: dict[str, Figures] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.stop < 0:
-            object.__setattr__(self, "stop", len(self.run))
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return len(self.entries)
 
-    @property
-    def entries(self) -> Sequence[Entry]:
-        """Of this window."""
-        return self.run[self.start : self.stop]
-
-    def _part(self, start: int, stop: int) -> Log:
-        return Log(self.run, self.known, self.start + start, self.start + stop, self._columns)
-
-    def first(self, count: int) -> Log:
-        """The first entries."""
-        return self._part(0, min(count, len(self)))
-
-    def last(self, count: int) -> Log:
-        """The last entries."""
-        return self._part(max(0, len(self) - count), len(self))
-
-    def highest(self, name: str, count: int) -> Log:
-        """The ``count`` consecutive entries (all if there are fewer) with the highest mean of a metric."""
-        count = min(count, len(self))
-        windows = np.lib.stride_tricks.sliding_window_view(self.column(name), count)
-        sums, counts = np.nansum(windows, axis=1), (~np.isnan(windows)).sum(axis=1)
-        best = int(np.argmax(np.where(counts > 0, sums / np.maximum(counts, 1), -math.inf)))
-        return self._part(best, best + count)
+    def __getitem__(self, window: slice) -> Log:
+        return Log(self.entries[window], self.known)
 
     @property
     def steps(self) -> str:
-        """For evidence."""
         first, last = self.entries[0]["step"], self.entries[-1]["step"]
         return f"step {last}" if first == last else f"steps {first}-{last}"
 
@@ -258,7 +218,6 @@ class Log:
 
     @property
     def completions(self) -> int:
-        """How many completions these entries describe."""
         return self.known.completions * len(self) * self.stride
 
     @property
@@ -268,31 +227,31 @@ class Log:
 
     @property
     def groups(self) -> int:
-        """How many groups these entries describe."""
         return max(len(self), self.completions * self.known.groups // self.known.completions)
 
-    def column(self, name: str) -> Figures:
-        """(entries,) a metric, NaN where an entry has no finite one; each is read from the run once."""
-        if name not in self._columns:
-            self._columns[name] = column(self.run, name)
-        return self._columns[name][self.start : self.stop]
-
-    def values(self, name: str) -> Figures:
+    def values(self, metric: str) -> Figures:
         """A metric's finite values."""
-        figures = self.column(name)
+        figures = column(self.entries, metric)
         return figures[~np.isnan(figures)]
 
-    def mean(self, name: str) -> float:
+    def mean(self, metric: str) -> float:
         """A metric's mean; NaN where it was not logged, which is neither above nor below any threshold."""
-        values = self.values(name)
+        values = self.values(metric)
         return float(values.mean()) if values.size else math.nan
 
-    def spread(self, name: str) -> float:
+    def spread(self, reward: str) -> float:
         """Standard deviation of a reward's single completions within a generation batch; NaN where none is logged."""
-        values = self.values(_spread_name(name))
+        values = self.values(_spread_name(reward))
         return math.sqrt(values.dot(values) / values.size) if values.size else math.nan
 
-    def error(self, name: str, window: Log) -> float:
+    def highest(self, metric: str, count: int) -> Log:
+        """The ``count`` consecutive entries (all if there are fewer) with the highest mean of a metric."""
+        count = min(count, len(self))
+        figures = np.nan_to_num(column(self.entries, metric), nan=-math.inf)
+        best = int(np.lib.stride_tricks.sliding_window_view(figures, count).mean(axis=1).argmax())
+        return self[best : best + count]
+
+    def error(self, metric: str, window: Log) -> float:
         """Standard error of a metric's mean over a window, by the spread of completions or, where that is larger, by
         the median difference of neighbours, which no trend and no single jump changes.
 
@@ -301,19 +260,19 @@ class Log:
         """
         size = self.known.completions / self.known.batches
         whole = math.sqrt((size - 1) / (size - self.known.alike))
-        spread = whole * np.nan_to_num(max(window.spread(name), self.last(MEMORY).spread(name)))
-        jumps = np.abs(np.diff(self.last(LONG).values(name)))
+        spread = whole * np.nan_to_num(max(window.spread(metric), self[-MEMORY:].spread(metric)))
+        jumps = np.abs(np.diff(self[-LONG:].values(metric)))
         noise = 1.4826 * float(np.median(jumps)) / math.sqrt(2) if jumps.size else 0.0
         return max(float(spread) / math.sqrt(window.independent), noise / math.sqrt(len(window)))
 
-    def change(self, name: str, before: Log, after: Log) -> Change:
+    def change(self, metric: str, before: Log, after: Log) -> Change:
         """A metric's mean in two windows of this log."""
-        error = math.hypot(self.error(name, before), self.error(name, after))
-        return Change(before.mean(name), after.mean(name), error)
+        error = math.hypot(self.error(metric, before), self.error(metric, after))
+        return Change(before.mean(metric), after.mean(metric), error)
 
     def now(self, setting: str) -> str:
         """``(now 0.001)`` after a setting's name, where its value is known."""
-        rate = self.run[self.stop - 1].get("learning_rate") if setting == "learning_rate" else None
+        rate = self.entries[-1].get("learning_rate") if setting == "learning_rate" else None
         value = rate if rate is not None else getattr(self.known.args, setting, None)
         return "" if value is None else f" (now {value:g})"
 
@@ -321,8 +280,17 @@ class Log:
 
     @property
     def names(self) -> list[str]:
-        """The reward functions' names."""
-        return term_names(self.run[self.stop - 1])
+        return term_names(self.entries[-1])
+
+    def weights(self) -> dict[str, float]:
+        """Of the reward functions, by name; without a config each is taken for 1 if the functions' means then add up to
+        the reward, else it is empty."""
+        names, entry = self.names, self.entries[-1]
+        if self.known.weights:
+            return dict(zip(names, self.known.weights, strict=False))
+        total = sum(entry[term(name)] or 0.0 for name in names)
+        adds_up = math.isclose(total, entry["reward"] or 0.0, rel_tol=1e-2, abs_tol=1e-3)
+        return dict.fromkeys(names, 1.0) if adds_up else {}
 
     def judging(self, what: Judges) -> list[str]:
         """The reward functions that are known to judge this, by what is said of them or by :data:`ANSWERS`."""
@@ -334,37 +302,26 @@ class Log:
 
         Only those count that pay 0 or one value, by all of this log: of others mean and spread do not tell it.
         """
-        found = []
+        shares = []
         for name in self.judging(what):
             largest = self.largest(term(name))
             steady = not largest.size or largest.max() <= STEADY * largest.min()
             if steady and np.all(self.values(term(name)) >= 0.0):
-                found.append((window.share_paid(term(name)), name))
-        return max(found, default=None)
+                shares.append((window.share_paid(term(name)), name))
+        return max(shares, default=None)
 
-    def share_paid(self, name: str) -> float:
+    def share_paid(self, reward: str) -> float:
         """Share p of completions that got a reward which is 0 or some c: mean p c, variance p (1 - p) c^2."""
-        mean, spread = self.mean(name), self.spread(name)
+        mean, spread = self.mean(reward), self.spread(reward)
         return round(mean**2 / (mean**2 + spread**2), 6) if mean else 0.0
 
-    def largest(self, name: str) -> Figures:
+    def largest(self, reward: str) -> Figures:
         """E[r^2] / E[r] of each entry with a positive mean: never above the largest value of a reward that is not
         negative, and equal to it where the reward is all or nothing."""
-        mean, spread = self.column(name), self.column(_spread_name(name))
+        mean, spread = (column(self.entries, metric) for metric in (reward, _spread_name(reward)))
         part = 1 - self.known.batches / self.known.completions  # TRL's spread is the sample's, with n - 1
-        paid = mean > 0.0
-        found: Figures = mean[paid] + part * spread[paid] * (spread[paid] / mean[paid])
-        return found[np.isfinite(found)]
-
-    def terms(self) -> dict[str, float]:
-        """The reward functions' names with their weights; without a config these are taken for 1 if the terms then
-        add up to the reward, else it is empty."""
-        names, entry = self.names, self.run[self.stop - 1]
-        if self.known.weights:
-            return dict(zip(names, self.known.weights, strict=False))
-        total = sum(entry[term(name)] or 0.0 for name in names)
-        adds_up = math.isclose(total, entry["reward"], rel_tol=1e-2, abs_tol=1e-3)
-        return dict.fromkeys(names, 1.0) if adds_up else {}
+        paid = (mean > 0.0) & ~np.isnan(spread)
+        return mean[paid] + part * spread[paid] ** 2 / mean[paid]
 
     def range(self) -> tuple[float, float]:
         """The lowest and the highest reward that a completion can get: 0 and 1 unless the log shows otherwise."""
@@ -375,6 +332,6 @@ class Log:
     def height(self, window: Log | None = None) -> float:
         """How good the policy is in a window, by default now: where its mean reward lies in :meth:`range`, from 0 to 1;
         at most the share of right answers, where that is judged."""
-        now, (low, high) = window or self.last(WINDOW), self.range()
+        now, (low, high) = window or self[-WINDOW:], self.range()
         right = self.best("answer", now)
         return min((now.mean("reward") - low) / (high - low), right[0] if right else 1.0)

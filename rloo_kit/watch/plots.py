@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.session.output import shortened, shown_figure
 from rloo_kit.watch.log import CUT_SHARE, DEAD_SHARE, Entry, Figures, Known, Log, column, rounds, term
 from rloo_kit.watch.run_folder import Source, read_run
-from rloo_kit.watch.symptoms import Finding, episodes
+from rloo_kit.watch.symptoms import Episodes, Finding
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,29 +34,32 @@ BLUE, RED, SKY, GREEN, PINK, ORANGE = "#0072B2", "#D55E00", "#56B4E9", "#009E73"
 """By Okabe and Ito (2002), Color Universal Design: all common kinds of colour blindness tell them apart."""
 
 CURVES = (
-    # panel, unit, label, metric, colour, dash
-    ("Reward", "reward", "mean reward", "reward", BLUE, "-"),
-    ("Lost samples", "%", "zero-variance groups", DEAD_SHARE, RED, "-"),
-    ("Lost samples", "%", "truncated completions", CUT_SHARE, BLUE, "--"),
-    ("Policy", "nats per token", "entropy", "entropy", GREEN, "-"),
-    ("Policy", "nats per token", "KL to the reference", "kl", PINK, "--"),
+    # metric, panel, unit, label, colour, dash
+    ("reward", "Reward", "reward", "mean reward", BLUE, "-"),
+    (DEAD_SHARE, "Lost samples", "%", "zero-variance groups", RED, "-"),
+    (CUT_SHARE, "Lost samples", "%", "truncated completions", BLUE, "--"),
+    ("entropy", "Policy", "nats per token", "entropy", GREEN, "-"),
+    ("kl", "Policy", "nats per token", "KL to the reference", PINK, "--"),
 )
-AS_TEXT = ("Length", "tokens", "length", "completions/mean_length", "", "")  # besides
-TERMS = tuple(zip((RED, GREEN, PINK, ORANGE, SKY), ("--", ":", "-.", "--", ":"), strict=True))
+AS_TEXT = (*CURVES, ("completions/mean_length", "Length", "tokens", "length", "", ""))
+TERMS = ((RED, "--"), (GREEN, ":"), (PINK, "-."), (ORANGE, "--"), (SKY, ":"))
 POINTS = "none"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric by optimizer step, in its panel's unit; NaN where the log has no finite figure."""
+    """One metric by optimizer step, in its panel's unit: the entries that have a finite figure, which a line joins.
+
+    A step whose groups are all without variance, for example, has no entropy.
+    """
 
     panel: str
     unit: str
     label: str
-    steps: Sequence[int]
-    values: Figures
     colour: str
     dash: str  # POINTS: only marks, for the held-out rewards of a run that evaluates
+    steps: Figures
+    values: Figures
 
     @property
     def window(self) -> int:
@@ -65,20 +68,18 @@ class Curve:
 
     @property
     def means(self) -> Figures:
-        """The running mean of the figures around each one, fewer at the ends; NaN stays NaN and counts for no other."""
-        known, ones = ~np.isnan(self.values), np.ones(self.window)
-        half = slice(self.window // 2, self.window // 2 + len(self.values))
-        parts = np.where(known, self.values, 0.0), known
-        totals, counts = (np.convolve(part, ones)[half] for part in parts)
-        return np.where(known, totals / np.maximum(counts, 1), math.nan)
+        """The running mean of the figures around each one, fewer at the ends."""
+        ones, inside = np.ones(self.window), slice(self.window // 2, self.window // 2 + len(self.values))
+        counts = np.convolve(np.ones_like(self.values), ones)[inside]
+        return np.convolve(self.values, ones)[inside] / counts
 
     @property
     def ends(self) -> str:
-        """The first and the last finite running mean."""
-        means = self.means[~np.isnan(self.means)][[0, -1]]
-        size = float(abs(means).max())
+        """The first and the last running mean."""
+        ends = self.means[[0, -1]]
+        size = abs(ends).max()
         digits = 0 if self.unit == "%" or size >= 10 else 2 if size >= 0.1 else 3
-        return " → ".join(f"{mean:.{digits}f}" for mean in means) + (" %" if self.unit == "%" else "")
+        return " → ".join(f"{mean:.{digits}f}" for mean in ends) + (" %" if self.unit == "%" else "")
 
 
 def plot(source: Source, path: str | os.PathLike[str] | None = None) -> Figure:
@@ -101,7 +102,7 @@ def plot(source: Source, path: str | os.PathLike[str] | None = None) -> Figure:
         ConfigError: there is no training step to plot, or no log where ``source`` points.
     """
     run = read_run(source, "plot")
-    figure = draw(run.history, run.log.known, episodes(run.log).found)
+    figure = draw(run.history, run.log.known, Episodes(run.log).findings)
     if target := Path(path) if path else run.folder and run.folder / PICTURE:
         save(figure, target)
     return figure
@@ -115,10 +116,9 @@ def save(figure: Figure, path: Path) -> None:
 
 def as_text(history: Sequence[Entry]) -> str:
     """What is drawn of a log history, and the length, as a line per curve: where it starts and ends, and its unit."""
-    shown = curves(history, (*CURVES, AS_TEXT))
-    width = max(len(shortened(curve.label)) for curve in shown)
-    lines = (f"{shortened(one.label):<{width}}  {one.ends:<15}  {one.unit.strip('%')}" for one in shown)
-    return "\n".join(line.rstrip() for line in lines)
+    rows = [(shortened(curve.label), curve.ends, curve.unit.strip("%")) for curve in curves(history, AS_TEXT)]
+    width = max(len(label) for label, _, _ in rows)
+    return "\n".join(f"{label:<{width}}  {ends:<15}  {unit}".rstrip() for label, ends, unit in rows)
 
 
 # --- what is shown -------------------------------------------------------------------------------------------
@@ -130,49 +130,49 @@ def curves(history: Sequence[Entry], table: Sequence[tuple[str, ...]] = CURVES) 
     Raises:
         ConfigError: it has nothing that could be drawn.
     """
-    log, found = rounds(history), []
+    entries, shown = rounds(history), list[Curve]()
     for row in table:
-        found += _curve(log, *row)
-        if found and row[3] == "reward":
-            found += _terms(log, found[0])
+        shown += _curve(entries, *row)
+        if shown and row[0] == "reward":
+            shown += _terms(entries, shown[0])
             held_out = [entry for entry in history if "eval_reward" in entry]
-            found += _curve(held_out, "Reward", "reward", "held out", "eval_reward", "black", POINTS)
-    if found:
-        return found
-    raise ConfigError(
-        "there is no training step with a finite figure",
-        where=f"plot, a log of {len(history)} entries",
-        todo="call trainer.train() first, and look at the rewards if they are not finite",
-    )
+            shown += _curve(held_out, "eval_reward", "Reward", "reward", "held out", "black", POINTS)
+    if not shown:
+        raise ConfigError(
+            "there is no training step with a finite figure",
+            where=f"plot, a log of {len(history)} entries",
+            todo="call trainer.train() first, and look at the rewards if they are not finite",
+        )
+    return shown
 
 
-def _curve(log: Sequence[Entry], panel: str, unit: str, label: str, metric: str, *look: str) -> list[Curve]:
-    values = column(log, metric) * (100 if unit == "%" else 1)
-    if np.isnan(values).all():
-        return []
-    if metric == DEAD_SHARE and not any("dead_groups" in entry for entry in log):
+def _curve(
+    entries: Sequence[Entry], metric: str, panel: str, unit: str, label: str, colour: str, dash: str
+) -> list[Curve]:
+    values = column(entries, metric) * (100 if unit == "%" else 1)
+    if metric == DEAD_SHARE and not any("dead_groups" in entry for entry in entries):
         label += ", by TRL's count"  # after the KL term
-    return [Curve(panel, unit, label, [entry["step"] for entry in log], values, *look)]
+    known = ~np.isnan(values)
+    steps = np.array([entry["step"] for entry in entries])[known]
+    return [Curve(panel, unit, label, colour, dash, steps, values[known])] if steps.size else []
 
 
-def _terms(log: Sequence[Entry], total: Curve) -> list[Curve]:
+def _terms(entries: Sequence[Entry], total: Curve) -> list[Curve]:
     """Each reward function's mean, unweighted; none for a single one that is the reward.
 
     One of another size, such as a length that is only measured, is divided by a power of ten.
     """
-    found = [
-        one for name in Log(log).names for one in _curve(log, "Reward", "reward", name, term(name), "", "")
-    ]
-    if len(found) == 1 and np.allclose(found[0].values, total.values, atol=1e-6, equal_nan=True):
-        return []
-    most = max(1.0, float(np.nanmax(abs(total.values))))
-    for place, one in enumerate(found):
-        size = float(np.nanmax(abs(one.values))) / most
-        power = 10 ** math.ceil(math.log10(size)) if size > 3 else 1
-        label = one.label if power == 1 else f"{shortened(one.label, 20)} / {power}"
-        colour, dash = TERMS[place % len(TERMS)]
-        found[place] = replace(one, label=label, values=one.values / power, colour=colour, dash=dash)
-    return found
+    terms: list[Curve] = []
+    for name in Log(entries).names:
+        look = TERMS[len(terms) % len(TERMS)]
+        for curve in _curve(entries, term(name), "Reward", "reward", name, *look):
+            size = abs(curve.values).max() / max(1.0, abs(total.values).max())
+            power = 10 ** math.ceil(math.log10(size)) if size > 3 else 1
+            label = name if power == 1 else f"{shortened(name, 20)} / {power}"
+            terms.append(replace(curve, label=label, values=curve.values / power))
+    if len(terms) == 1 and terms[0].values.size == total.values.size:
+        return [] if np.allclose(terms[0].values, total.values, atol=1e-6) else terms
+    return terms
 
 
 # --- drawing -------------------------------------------------------------------------------------------------
@@ -182,54 +182,51 @@ def draw(
     history: Sequence[Entry], known: Known | None = None, findings: Sequence[Finding] | None = None
 ) -> Figure:
     """The figure of a log history, saved nowhere; without ``findings`` nothing is said of them."""
-    found, log = curves(history), Log(rounds(history), known or Known())
-    titles = dict.fromkeys(curve.panel for curve in found)
-    size = (WIDTH_INCHES, HEIGHT_INCHES * len(titles) + 0.3 * (findings is not None))
+    shown, log = curves(history), Log(rounds(history), known or Known())
+    panels = {curve.panel: [other for other in shown if other.panel == curve.panel] for curve in shown}
+    size = (WIDTH_INCHES, HEIGHT_INCHES * len(panels) + 0.3 * (findings is not None))
     figure = shown_figure(CAPTION, lambda: as_text(history), figsize=size, layout="constrained")
-    axes = figure.subplots(len(titles), sharex=True, squeeze=False)[:, 0]
-    for axis, title in zip(axes, titles, strict=True):
-        _draw_panel(axis, [curve for curve in found if curve.panel == title], log)
-        for one in findings or ():
-            axis.axvspan(one.first_step, one.last_step, color=ORANGE, alpha=0.15, linewidth=0)
+    axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+    for axis, panel in zip(axes, panels.values(), strict=True):
+        _draw_panel(axis, panel, log)
+        for finding in findings or ():
+            axis.axvspan(finding.first_step, finding.last_step, color=ORANGE, alpha=0.15, linewidth=0)
     axes[-1].set_xlabel("step", fontsize=8, labelpad=1)
     if findings is not None:
-        names = "; ".join(f"{one.symptom} (steps {one.first_step}-{one.last_step})" for one in findings)
-        said = shortened(f"Found: {names}", 100) if names else "No symptom found"
-        figure.suptitle(said, x=0.01, ha="left", fontsize=9, color=RED if names else GREEN)
+        names = "; ".join(f"{f.symptom} (steps {f.first_step}-{f.last_step})" for f in findings)
+        title = shortened(f"Found: {names}", 100) if names else "No symptom found"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=9, color=RED if names else GREEN)
     return figure
 
 
-def _draw_panel(axis: Axes, shown: Sequence[Curve], log: Log) -> None:
+def _draw_panel(axis: Axes, panel: Sequence[Curve], log: Log) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for curve in shown:
+    for curve in panel:
         if curve.dash == POINTS:
             axis.plot(curve.steps, curve.values, "D", color=curve.colour, mfc="white", label=curve.label)
             continue
-        # A step whose groups are all without variance has no entropy: the line joins those that have one.
-        known = ~np.isnan(curve.values)
-        steps, means = np.asarray(curve.steps)[known], curve.means[known]
-        if curve is shown[0] or len(shown) < 3:
-            axis.plot(steps, curve.values[known], color=curve.colour, linewidth=0.8, alpha=0.35)
+        if curve is panel[0] or len(panel) < 3:
+            axis.plot(curve.steps, curve.values, color=curve.colour, linewidth=0.8, alpha=0.35)
         if curve.label == "mean reward":
-            error, (low, high) = 2 * log.error("reward", log.last(curve.window)), log.range()
+            error, (low, high) = 2 * log.error("reward", log[-curve.window :]), log.range()
             # How far down a reward goes that can be negative is not known.
-            band = np.clip([means - error, means + error], low if low == 0.0 else None, high)
-            axis.fill_between(steps, *band, color=curve.colour, alpha=0.18, linewidth=0)
-        look: dict[str, Any] = {"color": curve.colour, "linestyle": curve.dash}
-        look["marker"] = "." if len(means) <= 30 else ""
-        look["linewidth"] = 2.0 if curve.dash == "-" else 1.5
-        axis.plot(steps, means, label=f"{shortened(curve.label, 30)}  {curve.ends}", **look)
-    axis.set_title(shown[0].panel, loc="left", fontsize=9, fontweight="bold")
-    axis.set_ylabel(shown[0].unit, fontsize=8)
-    if shown[0].unit == "%":
+            band = np.clip([curve.means - error, curve.means + error], low if low == 0.0 else None, high)
+            axis.fill_between(curve.steps, *band, color=curve.colour, alpha=0.18, linewidth=0)
+        look = f"{curve.dash}." if len(curve.steps) <= 30 else curve.dash
+        width, label = 2.0 if curve.dash == "-" else 1.5, f"{shortened(curve.label, 30)}  {curve.ends}"
+        axis.plot(curve.steps, curve.means, look, color=curve.colour, linewidth=width, label=label)
+    unit = panel[0].unit
+    axis.set_title(panel[0].panel, loc="left", fontsize=9, fontweight="bold")
+    axis.set_ylabel(unit, fontsize=8)
+    if unit == "%":
         axis.set_ylim(-4, 104)  # a line at 0 or 100 stays clear of the frame
-    elif shown[0].unit != "reward":
+    elif unit != "reward":
         axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))  # so that what is near 0 looks so
     axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     axis.tick_params(labelsize=8)
     axis.grid(axis="y", color="0.92", linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
     # Beside the title, where no curve can run under it.
-    columns = 4 if len(shown) < 3 else 2
+    columns = 4 if len(panel) < 3 else 2
     axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, frameon=False, fontsize=7)

@@ -1,6 +1,6 @@
 """What is looked for in a run: a rule for each symptom of symptoms.toml, which has thresholds, causes and advice.
 
-A rule is a function from the log so far, and a threshold, to what it saw or None.  It compares windows of steps, never
+A rule is a function from the log so far, and a threshold, to what it sees or None.  It compares windows of steps, never
 two steps, and a difference counts against its standard error.  No rule reads the loss, which is about 0 in every
 on-policy run of RLOO, since advantages sum to 0.  Nothing here changes a setting; the user decides.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rloo_kit.watch.log import ALIKE, CUT_SHARE, DEAD_SHARE, LONG, MEMORY, RATIO, WINDOW, Change, Log, term
+from rloo_kit.watch.log import ALIKE, CUT_SHARE, DEAD_SHARE, LONG, MEMORY, WINDOW, Change, Log, term
+
+SYMPTOMS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+"""Name -> its row, in the table's order."""
 
 SURE = 3.0  # standard errors for a change to count: one look in 700 errs by chance, and a run has about 100
 
@@ -33,20 +36,19 @@ SHORT = 2  # entries for what moves by orders of magnitude, where waiting for WI
 FEW = 3  # the fewest entries that anything else is told from
 QUIET = 5  # entries without the symptom after which an episode is over, and the next one is reported again
 GOOD = 2 / 3  # how high a reward is, of what it can pay, from where on nothing has to be better
-
 ALL_CUT = 0.9  # share that explains by itself why none is right
 LEAST = 40  # completions of a constant reward: of a policy right once in ten none is right with a chance of 1 in 70
 DEAD_MARGIN = 0.15  # share by which dead groups must pass what chance does, since ALIKE is an assumption
 LIKELY = 1.5  # standard errors for high variance: fewer than SURE, since more completions do no harm
 FORMED = 0.8  # share of completions that have the form
 IN_PLAY = (0.1, 0.9)  # shares of completions that a reward pays, between which it has something left to teach
-LENGTH = "completions/mean_length"
 PATIENCE = 100  # entries after which a rise from the first third to the last should have been seen
 OVERFLOWS = 17  # as often as fp16's loss scaler halves torch's first scale, 65536, until it is below 1
+LENGTH = "completions/mean_length"
 
 
-class Seen(NamedTuple):
-    """What a rule has seen: in which entries, the figures, and words for the placeholders of its row."""
+class Sign(NamedTuple):
+    """What a rule sees: in which entries, the figures, and words for the placeholders of its row."""
 
     window: Log
     evidence: str
@@ -77,30 +79,7 @@ class Finding:
         return f"{self.symptom}: {self.evidence}. Likely: {self.cause}. Change first: {self.setting}, {self.change}."
 
 
-@dataclass(frozen=True)
-class Symptom:
-    """A row of symptoms.toml, which says what its fields are."""
-
-    name: str
-    tier: int
-    rule: Callable[[Log, float], Seen | None]
-    limit: float
-    cause: str
-    setting: str
-    change: str
-    unless: Sequence[str] = ()
-
-    def __call__(self, log: Log) -> Finding | None:
-        """The finding at a log's last entry, or None."""
-        if (seen := self.rule(log, self.limit)) is None:
-            return None
-
-        def filled(text: str) -> str:
-            return re.sub(r"\{(\w+)\}", lambda word: seen.words.get(word[1]) or log.now(word[1]), text)
-
-        cause, setting, change = map(filled, (self.cause, self.setting, self.change))
-        first, last = (seen.window.entries[place]["step"] for place in (0, -1))
-        return Finding(self.name, seen.evidence, cause, setting, change, first, last)
+# --- how sure, and by chance ------------------------------------------------------------------------------
 
 
 def surely_above(share: float, count: float, threshold: float) -> bool:
@@ -108,13 +87,20 @@ def surely_above(share: float, count: float, threshold: float) -> bool:
     one, by the exact binomial tail."""
     if not share > threshold:  # NaN is not
         return False
-    trials = round(count)
-    whole, yes, no = math.lgamma(trials + 1), math.log(threshold), math.log1p(-threshold)
-    tail = sum(
-        math.exp(whole - math.lgamma(n + 1) - math.lgamma(trials - n + 1) + n * yes + (trials - n) * no)
-        for n in range(round(share * trials), trials + 1)
+    trials, yes, no = round(count), math.log(threshold), math.log1p(-threshold)
+    ways = lambda n: math.lgamma(trials + 1) - math.lgamma(n + 1) - math.lgamma(trials - n + 1)  # noqa: E731
+    counts = range(round(share * trials), trials + 1)
+    return sum(math.exp(ways(n) + n * yes + (trials - n) * no) for n in counts) < NormalDist().cdf(-SURE)
+
+
+def _surely_above(
+    log: Log, metric: str, few: float, many: float, count: Callable[[Log], float]
+) -> Log | None:
+    """The entries in which a share is surely above a limit: the last ones, or more of them where it stays there."""
+    windows = ((log[-2 * WINDOW :], few), (log[-MEMORY:], many))
+    return next(
+        (part for part, limit in windows if surely_above(part.mean(metric), count(part), limit)), None
     )
-    return tail < NormalDist().cdf(-SURE)
 
 
 def dead_by_chance(k: int, right: float) -> float:
@@ -132,88 +118,80 @@ def dead_by_chance(k: int, right: float) -> float:
 
 def worsened(log: Log) -> Change | None:
     """How the reward has fallen since the start, where it is likely to have."""
-    windows = [(log.first(a), log.last(b)) for a in (1, FEW) for b in (WINDOW, 2 * WINDOW)]
-    fall = min((log.change("reward", *both) for both in windows), key=lambda one: one.sigmas)
+    pairs = [(log[:first], log[-last:]) for first in (1, FEW) for last in (WINDOW, 2 * WINDOW)]
+    fall = min((log.change("reward", *pair) for pair in pairs), key=lambda change: change.sigmas)
     return fall if fall.sigmas <= -2.0 else None
 
 
 # --- updates that are too large ---------------------------------------------------------------------------
 
 
-def non_finite(log: Log, limit: float) -> Seen | None:
+def non_finite(log: Log, limit: float, kind: str) -> Sign | None:
     """A metric that is NaN or infinite; the gradient's norm for ``limit`` entries in a row, since in fp16 the loss
     scaler finds its scale by overflowing, and skips those steps."""
     few = OVERFLOWS if getattr(log.known.args, "fp16", False) else int(limit)
     is_bad = lambda value: isinstance(value, float) and not math.isfinite(value)  # noqa: E731
-    bad = [name for name, value in log.entries[-1].items() if name != "grad_norm" and is_bad(value)]
-    window = log.last(few)
-    if gradient := len(window) == few and all(is_bad(one.get("grad_norm")) for one in window.entries):
-        bad.append("grad_norm")
-    if not bad:
-        return None
-    window = window if gradient else log.last(1)
-    cause, setting = "weights or activations have overflowed", "learning_rate"
-    change = f"a tenth of it{log.now('learning_rate')}, from the last good checkpoint"
-    if any(name.startswith("reward") for name in bad):
-        cause, setting = "a reward function returned it", "reward_funcs"
-        change = "bound it with rewards.clipped, and go back to the last good checkpoint"
-    words = {"cause": cause, "setting": setting, "change": change}
-    return Seen(window, f"{', '.join(bad)} ({window.steps})", words)
+    bad = [[name for name, value in entry.items() if is_bad(value)] for entry in log.entries[-few:]]
+    lasting = len(bad) == few and all("grad_norm" in names for names in bad)
+    metrics = [name for name in bad[-1] if name.startswith("reward") == (kind == "rewards")]
+    metrics = [name for name in metrics if name != "grad_norm" or lasting]
+    window = log[-few:] if "grad_norm" in metrics else log[-1:]
+    return Sign(window, f"{', '.join(metrics)} ({window.steps})") if metrics else None
 
 
-def explosion(log: Log, limit: float, kind: str) -> Seen | None:
+def explosion(log: Log, limit: float, kind: str) -> Sign | None:
     """A KL, or an entropy beside its first value, that no policy has which still writes text."""
-    start, window = next(iter(log.first(MEMORY).values(kind)), math.nan), log.last(SHORT)
+    start, window = next(iter(log[:MEMORY].values(kind)), math.nan), log[-SHORT:]
     now = window.mean(kind)
     if not now >= (limit if kind == "kl" else max(1.0, limit * start)):
         return None
     evidence = f"{kind} {start:.3f} -> {now:.2f} nats per token ({window.steps})"
-    return Seen(window, f"{evidence}, reward now {window.mean('reward'):.3f}")
+    return Sign(window, f"{evidence}, reward now {window.mean('reward'):.3f}")
 
 
-def clipped_ratios(log: Log, limit: float) -> Seen | None:
+def clipped_ratios(log: Log, limit: float) -> Sign | None:
     """Too many completions leave the clip range between two updates on one batch."""
-    window = log.last(WINDOW)
-    share = window.mean(RATIO)
+    window = log[-WINDOW:]
+    share = window.mean("clip_ratio/region_mean")
     if len(window) < FEW or not surely_above(share, window.completions, limit):
         return None
-    return Seen(window, f"{share:.0%} of the ratios clipped ({window.steps})")
+    return Sign(window, f"{share:.0%} of the ratios clipped ({window.steps})")
 
 
-def reward_collapse(log: Log, limit: float) -> Seen | None:
+def reward_collapse(log: Log, limit: float) -> Sign | None:
     """The reward has fallen from its best by more than noise, and by ``limit`` of that and of its spread.
 
     Where a learning rate wrecks the policy at once, only the first entry is from before the fall.
     """
-    recent = log.last(MEMORY)
+    recent = log[-MEMORY:]
     lowest = float(recent.values("reward").min(initial=0.0))
     for size in (WINDOW, 2 * WINDOW):
-        window = log.last(min(size, len(recent) // 2))
+        window = log[-min(size, len(recent) // 2) :]
         if len(window) < FEW:
             continue
-        earlier = recent.first(len(recent) - len(window))
+        earlier = recent[: -len(window)]
         pairs = [(earlier.highest("reward", size), COLLAPSE_SURE)]
-        pairs += [(log.first(1), SURE)] if len(earlier) <= WINDOW else []
+        pairs += [(log[:1], SURE)] if len(earlier) <= WINDOW else []
         for before, sure in pairs:
             fall = log.change("reward", before, window)
             lost = limit * max(fall.before - lowest, float(np.nan_to_num(before.spread("reward"))))
             if -fall.sigmas >= sure and fall.before - fall.after >= lost:
-                return Seen(window, f"reward {fall}, {before.steps} against {window.steps}")
+                return Sign(window, f"reward {fall}, {before.steps} against {window.steps}")
     return None
 
 
 # --- sampled for nothing ----------------------------------------------------------------------------------
 
 
-def unscored(log: Log, limit: float) -> Seen | None:
+def unscored(log: Log, limit: float) -> Sign | None:
     """No completion has got a reward since the start: each function returned None for all."""
-    if len(log) < limit or log.last(MEMORY).values("reward").size:
+    if len(log) < limit or log[-MEMORY:].values("reward").size:
         return None
     words = {"functions": " and ".join(log.names) or "the reward"}
-    return Seen(log, f"no completion has a reward, of {log.completions} ({log.steps})", words)
+    return Sign(log, f"no completion has a reward, of {log.completions} ({log.steps})", words)
 
 
-def constant_reward(log: Log, limit: float) -> Seen | None:
+def constant_reward(log: Log, limit: float) -> Sign | None:
     """Every reward has been equal since the start, whatever was written; and not because nearly all was cut."""
     values = log.values("reward")
     if len(log) < WINDOW or log.completions < LEAST or not values.size or np.ptp(values) > limit:
@@ -222,42 +200,40 @@ def constant_reward(log: Log, limit: float) -> Seen | None:
     if differ or log.mean(CUT_SHARE) >= ALL_CUT:
         return None
     evidence = f"every reward is {values[0]:.3f}, of {log.completions} completions ({log.steps})"
-    return Seen(log, evidence, {"height": "easy" if log.height() >= GOOD else "hard"})
+    return Sign(log, evidence, {"height": "easy" if log.height() >= GOOD else "hard"})
 
 
-def kl_negative(log: Log, limit: float) -> Seen | None:
+def kl_negative(log: Log, limit: float) -> Sign | None:
     """A KL that is negative beyond chance, which no divergence can be."""
-    window = log.last(2 * WINDOW)
+    window = log[-2 * WINDOW :]
     mean = window.mean("kl")
     if len(window) < 2 * WINDOW or not mean <= limit or not mean + SURE * log.error("kl", window) < 0:
         return None
     kl = f"kl {mean:.3f} +-{log.error('kl', window):.3f} nats per token"
-    return Seen(window, f"{kl} ({window.steps}), and a divergence is never below 0")
+    return Sign(window, f"{kl} ({window.steps}), and a divergence is never below 0")
 
 
-def truncation(log: Log, limit: float, kind: str) -> Seen | None:
+def truncation(log: Log, limit: float, kind: str) -> Sign | None:
     """Too many completions are cut at the length limit: it is too short, or the policy has got worse."""
-    window = _surely(log, CUT_SHARE, limit, limit, lambda part: part.independent)
+    window = _surely_above(log, CUT_SHARE, limit, limit, lambda window: window.independent)
     if window is None or len(log) < FEW:
         return None
-    fall = worsened(log) if log.first(1).mean(CUT_SHARE) <= limit else None
+    fall = worsened(log) if log[:1].mean(CUT_SHARE) <= limit else None
     if (kind == "policy worsened") != bool(fall):
         return None
-    longest = window.values("completions/max_length")
-    at = f" at {longest.max():.0f} tokens" if longest.size else ""
-    ended = window.values("completions/max_terminated_length").max(initial=0.0)
-    at += f", the longest other ended after {ended:.0f}" if ended else ""
+    longest = window.values("completions/max_length").max(initial=0.0)
+    at = f" at {longest:.0f} tokens" if longest else ""
     evidence = f"{window.mean(CUT_SHARE):.0%} of the completions cut{at} ({window.steps})"
-    return Seen(window, evidence, {"fall": str(fall)})
+    return Sign(window, evidence, {"fall": str(fall)})
 
 
-def dead_groups(log: Log, limit: float, kind: str) -> Seen | None:
+def dead_groups(log: Log, limit: float, kind: str) -> Sign | None:
     """Too many groups whose K rewards are all equal, more than ``limit`` or than chance does to K completions, for
     this one cause: by how high the reward is, in the upper third, the lower one, or between."""
     height, k = log.height(), log.known.completions // log.known.groups
     many = max(limit, dead_by_chance(k, min(0.8, max(0.2, height))) + DEAD_MARGIN)
     few = limit if dead_by_chance(k, min(2 / 3, max(1 / 3, height))) <= limit else many
-    window = _surely(log, DEAD_SHARE, few, many, lambda part: part.groups)
+    window = _surely_above(log, DEAD_SHARE, few, many, lambda window: window.groups)
     if window is None or len(log) < WINDOW:
         return None
     fall = worsened(log)
@@ -270,45 +246,37 @@ def dead_groups(log: Log, limit: float, kind: str) -> Seen | None:
     words = {"fall": str(fall), "setting": setting, "change": change}
     share, reward = window.mean(DEAD_SHARE), window.mean("reward")
     evidence = f"{share:.0%} of the groups without spread, reward {reward:.3f} ({window.steps})"
-    return Seen(window, evidence, words)
-
-
-def _surely(log: Log, metric: str, few: float, many: float, count: Callable[[Log], float]) -> Log | None:
-    """The entries in which a share is surely above a limit: the last ones, or more of them where it stays there."""
-    for window, limit in ((log.last(2 * WINDOW), few), (log.last(MEMORY), many)):
-        if surely_above(window.mean(metric), count(window), limit):
-            return window
-    return None
+    return Sign(window, evidence, words)
 
 
 # --- completions and rewards that teach little ------------------------------------------------------------
 
 
-def format_only(log: Log, limit: float) -> Seen | None:
+def format_only(log: Log, limit: float) -> Sign | None:
     """The format is there and the answers are not."""
-    window = log.last(2 * WINDOW)
-    formed, right = log.best("form", log.last(WINDOW)), log.best("answer", window)
+    window = log[-2 * WINDOW :]
+    formed, right = log.best("form", log[-WINDOW:]), log.best("answer", window)
     if len(window) < WINDOW or formed is None or right is None or formed[0] < FORMED:
         return None
     if not surely_above(1 - right[0], window.independent, 1 - limit):
         return None
     shares = f"{formed[1]} in {formed[0]:.0%} of the completions, {right[1]} in {right[0]:.0%}"
-    return Seen(window, f"{shares} ({window.steps})")
+    return Sign(window, f"{shares} ({window.steps})")
 
 
-def entropy_collapse(log: Log, limit: float) -> Seen | None:
+def entropy_collapse(log: Log, limit: float) -> Sign | None:
     """The policy has become certain before it has become good."""
-    window = log.last(WINDOW)
-    start, now = log.first(FEW).mean("entropy"), window.mean("entropy")
+    window = log[-WINDOW:]
+    start, now = log[:FEW].mean("entropy"), window.mean("entropy")
     if len(log) < 2 * WINDOW or not now <= limit * start or log.height() >= GOOD:
         return None
     entropy = f"entropy {start:.3f} -> {now:.3f} nats per token"
-    return Seen(window, f"{entropy}, reward {window.mean('reward'):.3f} ({window.steps})")
+    return Sign(window, f"{entropy}, reward {window.mean('reward'):.3f} ({window.steps})")
 
 
-def length_hacking(log: Log, limit: float) -> Seen | None:
+def length_hacking(log: Log, limit: float) -> Sign | None:
     """The reward rises with the length, and the answers get no better."""
-    answers, before, window = log.judging("answer"), log.first(WINDOW), log.last(WINDOW)
+    answers, before, window = log.judging("answer"), log[:WINDOW], log[-WINDOW:]
     if len(log) < 2 * WINDOW or not answers or not window.mean(LENGTH) >= limit * before.mean(LENGTH):
         return None
     length, paid = log.change(LENGTH, before, window), log.change("reward", before, window)
@@ -317,14 +285,14 @@ def length_hacking(log: Log, limit: float) -> Seen | None:
     if length.sigmas < SURE or paid.sigmas < 2.0 or changes[name].sigmas >= 1.0:
         return None
     evidence = f"length {length.before:.1f} -> {length.after:.1f}, reward {paid}, {name} {changes[name]}"
-    return Seen(window, f"{evidence} ({window.steps})", {"answer": name})
+    return Sign(window, f"{evidence} ({window.steps})", {"answer": name})
 
 
-def drowned_term(log: Log, limit: float) -> Seen | None:
+def drowned_term(log: Log, limit: float) -> Sign | None:
     """One reward function's spread hides another's."""
-    window = log.last(WINDOW)
-    weighted = {name: abs(w) * window.spread(term(name)) for name, w in log.terms().items() if w}
-    spreads = {name: spread for name, spread in weighted.items() if spread > 0.0}
+    window = log[-WINDOW:]
+    spreads = {name: abs(weight) * window.spread(term(name)) for name, weight in log.weights().items()}
+    spreads = {name: spread for name, spread in spreads.items() if spread > 0.0}
     learning = [name for name in spreads if IN_PLAY[0] <= window.share_paid(term(name)) <= IN_PLAY[1]]
     if len(window) < FEW or not learning:
         return None
@@ -333,17 +301,17 @@ def drowned_term(log: Log, limit: float) -> Seen | None:
         return None
     both = f"{spreads[large]:.3g} of {large}, {spreads[small]:.3g} of {small}"
     words = {"large": large, "small": small, "times": f"{spreads[large] / spreads[small]:.0f}"}
-    return Seen(window, f"weighted spread {both} ({window.steps})", words)
+    return Sign(window, f"weighted spread {both} ({window.steps})", words)
 
 
-def high_variance(log: Log, limit: float) -> Seen | None:
+def high_variance(log: Log, limit: float) -> Sign | None:
     """A step's mean reward moves by which prompts were drawn, more than by what is learned.
 
     The mean of n independent completions of variance v has the variance v / n, here that between neighbouring steps,
     known to a share of sqrt(3 / n) (von Neumann et al. 1941); v is the variance within generation batches and of their
     means.
     """
-    recent, known = log.last(MEMORY), log.known
+    recent, known = log[-MEMORY:], log.known
     values, spread = recent.values("reward"), recent.spread("reward")
     # Where an entry is the mean of several batches, their spread cannot be had from it.
     if values.size < LONG or not spread > 0.0 or recent.stride > 1:
@@ -355,76 +323,68 @@ def high_variance(log: Log, limit: float) -> Seen | None:
         return None
     mean, worth = recent.mean("reward"), known.batches + within / noise**2
     moves = f"reward {mean:.3f} moves by {noise:.3f} from step to step, completions spread by {spread:.3f}"
-    return Seen(recent, f"{moves}: a step is worth about {worth:.1f} independent ones ({recent.steps})")
+    return Sign(recent, f"{moves}: a step is worth about {worth:.1f} independent ones ({recent.steps})")
 
 
-def nothing_learned(log: Log, limit: float) -> Seen | None:
+def nothing_learned(log: Log, limit: float) -> Sign | None:
     """No rise after many steps, in a log that would have shown one worth having."""
     third = min(MEMORY, len(log) // 3)
-    before, after = log.first(third), log.last(third)
+    before, after = log[:third], log[-third:]
     if len(log) < PATIENCE or log.height(after) >= GOOD:
         return None
     rise = log.change("reward", before, after)
     if rise.sigmas >= 2.0 or rise.after - rise.before + 2.0 * rise.error >= limit * before.spread("reward"):
         return None
-    if log.change("reward", log.first(WINDOW), after).sigmas >= 2.0:  # most is learned early
+    if log.change("reward", log[:WINDOW], after).sigmas >= 2.0:  # most is learned early
         return None
-    return Seen(log, f"reward {rise}, {before.steps} against {after.steps}")
-
-
-# --- the table --------------------------------------------------------------------------------------------
-
-
-def _symptom(name: str, row: dict[str, Any]) -> Symptom:
-    rule, kind = globals()[row.pop("rule")], row.pop("kind", None)
-    return Symptom(name=name, rule=partial(rule, kind=kind) if kind else rule, **row)
-
-
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-SYMPTOMS: dict[str, Symptom] = {name: _symptom(name, row) for name, row in _TABLE.items()}
-"""Name -> symptom, in the table's order."""
+    return Sign(log, f"reward {rise}, {before.steps} against {after.steps}")
 
 
 # --- one run ----------------------------------------------------------------------------------------------
 
 
-def judged(log: Log) -> list[Finding]:
+def look_for(symptom: str, log: Log) -> Finding | None:
+    """What a symptom's rule sees at a log's last entry, in the words of its row."""
+    row = SYMPTOMS[symptom]
+    rule, kind = globals()[row["rule"]], [row["kind"]] if "kind" in row else []
+    if (sign := rule(log, row["limit"], *kind)) is None:
+        return None
+    fill = partial(re.sub, r"\{(\w+)\}", lambda word: sign.words.get(word[1]) or log.now(word[1]))
+    cause, setting, change = (fill(row[part]) for part in ("cause", "setting", "change"))
+    first, last = (sign.window.entries[place]["step"] for place in (0, -1))
+    return Finding(symptom, sign.evidence, cause, setting, change, first, last)
+
+
+def findings_at_end(log: Log) -> list[Finding]:
     """The findings at a log's last entry, from the first tier that has any."""
-    if log.entries[-1].get("reward") is None:  # so of the whole run: other rules compare rewards
-        unscored = SYMPTOMS["unscored completions"](log)
-        return [unscored] if unscored else []
     for tier in range(4):
-        found = {one.name: seen for one in SYMPTOMS.values() if one.tier == tier and (seen := one(log))}
-        if found:
-            return [seen for name, seen in found.items() if not found.keys() & {*SYMPTOMS[name].unless}]
+        looked = [look_for(name, log) for name, row in SYMPTOMS.items() if row["tier"] == tier]
+        findings = {finding.symptom: finding for finding in looked if finding}
+        if findings:
+            explained = {name for name in findings if findings.keys() & {*SYMPTOMS[name].get("unless", ())}}
+            return [finding for name, finding in findings.items() if name not in explained]
     return []
 
 
 class Episodes:
     """Follows a run entry by entry: a symptom that goes on is one episode, also where it flickers."""
 
-    def __init__(self) -> None:
-        self.found: list[Finding] = []
-        self._open: dict[str, tuple[int, int]] = {}  # symptom: place in found, entry at which last seen
+    def __init__(self, log: Log | None = None) -> None:
+        self.findings: list[Finding] = []
+        self._open: dict[str, tuple[int, float]] = {}  # symptom: place in findings, entry at which last seen
+        if log:
+            for end in range(1, len(log) + 1):
+                self.look(log[:end])
 
     def look(self, log: Log) -> list[Finding]:
         """The findings at the last entry that open an episode."""
         now, new = len(log), []
-        self._open = {name: seen for name, seen in self._open.items() if now - seen[1] <= QUIET}
-        for finding in judged(log):
-            place = self._open.get(finding.symptom, (len(self.found), now))[0]
-            self._open[finding.symptom] = (place, now)
-            if place == len(self.found):
-                self.found.append(finding)
+        for finding in findings_at_end(log):
+            place, last_seen = self._open.get(finding.symptom, (0, -math.inf))
+            if now - last_seen > QUIET:
+                place = len(self.findings)
+                self.findings.append(finding)
                 new.append(finding)
-            else:
-                self.found[place] = replace(self.found[place], last_step=finding.last_step)
+            self.findings[place] = replace(self.findings[place], last_step=finding.last_step)
+            self._open[finding.symptom] = (place, now)
         return new
-
-
-def episodes(log: Log) -> Episodes:
-    """The episodes of a whole log."""
-    followed = Episodes()
-    for end in range(1, len(log) + 1):
-        followed.look(log.first(end))
-    return followed

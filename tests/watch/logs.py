@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.health_runs import DATA
 from rloo_kit.watch.log import ALIKE, Entry, Known, Log, rounds
-from rloo_kit.watch.symptoms import episodes
+from rloo_kit.watch.symptoms import Episodes
 
 JUDGES = {"correct": "answer", "answer": "answer", "format": "form"}
 KNOWN = Known(completions=32, groups=4, judges=JUDGES)
@@ -58,7 +58,7 @@ def from_step(first: int, before: float, after: float) -> Any:
 
 
 def symptoms(entries: list[Entry], known: Known = KNOWN) -> list[str]:
-    return [finding.symptom for finding in episodes(Log(rounds(entries), known)).found]
+    return [finding.symptom for finding in Episodes(Log(rounds(entries), known)).findings]
 
 
 def trl_config(**changed: Any) -> Any:

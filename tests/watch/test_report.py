@@ -11,10 +11,9 @@ import pytest
 
 import rloo_kit
 from benchmarks.health_runs import file_of, read
-from rloo_kit.watch.diagnose import notes_on
+from rloo_kit.watch.diagnose import notes_on, smallest_gain
 from rloo_kit.watch.log import Log, rounds
-from rloo_kit.watch.power import smallest_gain
-from rloo_kit.watch.symptoms import episodes
+from rloo_kit.watch.symptoms import Episodes
 from tests.watch.logs import KNOWN, from_step, history, trl_config
 
 
@@ -38,7 +37,7 @@ def test_a_run_with_dead_groups_says_what_they_cost_though_nothing_is_found() ->
 def test_a_fall_at_the_end_is_said_to_be_chance_with_its_width_or_is_found() -> None:
     """The quickstart's own run ends with 0.89, 0.84, 0.88, 0.86, 0.68, 0.59, 0.56."""
     log = read(file_of("quickstart seed 0.healthy"))
-    assert episodes(log).found == []
+    assert Episodes(log).findings == []
     text = str(rloo_kit.diagnose(list(log.entries)))
     assert "chance alone moves a step's reward by +-0.188, the mean of 5 by +-0.077" in text
     assert (
@@ -46,7 +45,7 @@ def test_a_fall_at_the_end_is_said_to_be_chance_with_its_width_or_is_found() -> 
     )
     fallen = Log(rounds(history(40, reward=from_step(30, 0.9, 0.1))), KNOWN)
     assert any("more than chance; a collapse is 4.8" in note for note in notes_on(fallen))
-    assert "reward collapse" in [one.symptom for one in episodes(fallen).found]
+    assert "reward collapse" in [one.symptom for one in Episodes(fallen).findings]
 
 
 def test_where_nothing_was_learned_it_says_how_small_a_gain_could_have_been_seen() -> None:
