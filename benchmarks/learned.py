@@ -51,6 +51,12 @@ def words(policy: Policy, level: int, seed: int) -> Task:
     return tasks.word_sums(policy, largest=LARGEST, seed=seed)
 
 
+def within_reach(policy: Policy, level: int, seed: int) -> Task:
+    """Of the first 64 those that the policy solves in 1 to 7 of 8 completions, sampled before the run."""
+    task = words(policy, level, seed)
+    return task.within_reach(policy, low=0.1, high=0.9, n_prompts=64, max_new_tokens=IN_TIME, seed=seed)
+
+
 def maths(policy: Policy, level: int, seed: int) -> Task:
     """Word problems as in GSM8K, prompts of 135 to 165 tokens."""
     from rloo_kit import tasks
@@ -116,6 +122,7 @@ TASKS: dict[str, Learned] = {
     "carries": Learned(carrying, after_thought, (0.75, 0.85), evaluate_every=300, **TINY),
     "words": WORDS,
     "maths": dataclasses.replace(WORDS, make=maths, score=lambda task: task.correct),
+    "words_within_reach": dataclasses.replace(WORDS, make=within_reach),
     "words_low_rate": dataclasses.replace(WORDS, spec=WORDS.spec | {"learning_rate": 1e-4}),
 }
 """Name -> task: additions, half of which the tiny policy solves; the half that it does not; a real small model's sums

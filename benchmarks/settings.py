@@ -21,7 +21,8 @@ from learned import TASKS
 from runs import Result, Spec, described, measure, store, stored
 from tables import RESULTS, command_line, document, student, table
 
-NAME, TASK = "settings_words", "words"
+NAME = "settings_words"
+PROMPTS = {"all": "words", "within reach": "words_within_reach"}  # and the task that draws them
 RATES = (1e-5, 3e-5, 1e-4, 3e-4)
 UPDATES: dict[str, tuple[str, int]] = {
     "one update": ("kit", 1),
@@ -39,14 +40,15 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--updates", nargs="+", choices=UPDATES, default=list(UPDATES))
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
+    parser.add_argument("--prompts", nargs="+", choices=PROMPTS, default=["all"])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--stored", action="store_true", help="measure nothing")
     asked = parser.parse_args()
     there = (RESULTS / f"{NAME}.json").exists()
     known = {run.spec: run for run in stored(NAME)} if there else {}
-    grid = itertools.product(asked.seeds, asked.losses, asked.rates, asked.updates)
-    for seed, loss, rate, updates in () if asked.stored else grid:
-        spec = spec_of((rate, updates, loss), seed, asked.steps)
+    grid = itertools.product(asked.seeds, asked.prompts, asked.losses, asked.rates, asked.updates)
+    for seed, prompts, loss, rate, updates in () if asked.stored else grid:
+        spec = spec_of((rate, updates, loss), PROMPTS[prompts], seed, asked.steps)
         if spec not in known:
             known[spec] = measure(spec)
             store(NAME, sorted(known.values(), key=lambda run: (run.spec.seed, run.spec.setting)))
@@ -56,16 +58,16 @@ def main() -> None:
     (RESULTS / f"{NAME}.md").write_text(text)
 
 
-def spec_of(setting: Setting, seed: int, steps: int) -> Spec:
+def spec_of(setting: Setting, task: str, seed: int, steps: int) -> Spec:
     """The run of a setting on a seed; held-out problems are answered at its end alone."""
     rate, updates, loss = setting
     variant, iterations = UPDATES[updates]
-    own: dict[str, Any] = TASKS[TASK].spec | {"learning_rate": rate, "evaluate_every": 10**9}
+    own: dict[str, Any] = TASKS[task].spec | {"learning_rate": rate, "evaluate_every": 10**9}
     count = steps * iterations  # a step of TRL's is an update
     return Spec(
         variant=variant + LOSSES[loss],
         setting=f"{rate:g}, {updates}, {loss}",
-        task=TASK,
+        task=task,
         seed=seed,
         steps=count,
         max_steps=count,
@@ -86,7 +88,8 @@ def report(runs: Sequence[Result]) -> str:
         f"{spec.max_completion_length} tokens, constant rate, no warm-up, beta 0, LoRA as load_policy makes it, in "
         f"float32. Accuracy: greedy, {spec.problems} held-out problems, mean over seeds with Student's 95 % interval "
         "where there are two or more. Reward: mean of a run's last three batches.",
-        setting_table(runs),
+        setting_table([run for run in runs if run.spec.task == PROMPTS["all"]]),
+        *reach_parts(runs),
         "## How far a step goes",
         f"The gradient's norm before it is clipped at {CLIP:g}, the share of updates that are clipped, and the mean "
         "length of the completions, over all runs of an aggregation.",
@@ -129,6 +132,31 @@ def setting_table(runs: Sequence[Result]) -> str:
         "tokens",
     )
     return table(columns, "rllrrlrr", rows)
+
+
+def reach_parts(runs: Sequence[Result]) -> list[str]:
+    """The same settings on prompts within reach beside all prompts, on the same seeds."""
+    reached = [run for run in runs if run.spec.task == PROMPTS["within reach"]]
+    if not reached:
+        return []
+    same = {(run.spec.setting, run.spec.seed) for run in reached}
+    everywhere = [r for r in runs if r.spec.task == PROMPTS["all"] and (r.spec.setting, r.spec.seed) in same]
+    rows = []
+    for prompts, own in (("all", everywhere), ("within reach", reached)):
+        after = student([run.evaluated[-1].accuracy for run in own])
+        dead = statistics.fmean(statistics.fmean(run.dead) for run in own)
+        tokens = statistics.fmean(run.tokens for run in own)
+        rows.append((prompts, str(len(own)), f"{after:.2f}", f"{dead:.2f}", f"{tokens:.0f}"))
+    first = everywhere or reached
+    length = statistics.fmean(run.steps[0].tokens for run in first) / (
+        first[0].spec.prompts_per_step * first[0].spec.num_generations
+    )
+    return [
+        "## Prompts within reach",
+        "Of the first 64 problems those that the policy solves in 1 to 7 of 8 completions (`task.within_reach`), on "
+        f"the same seeds. Sampling these 512 completions takes about {512 * length:.0f} tokens more, before the run.",
+        table(("prompts", "runs", "after", "zero-variance groups", "tokens of the run"), "lrlrr", rows),
+    ]
 
 
 def gradient_table(runs: Sequence[Result]) -> str:
