@@ -1,4 +1,4 @@
-"""Arithmetic tasks of rising difficulty, and the search for a level that a policy solves sometimes.
+"""Arithmetic of rising difficulty and sums in words; the search for a level that a policy solves sometimes.
 
 A fixed rule on a problem's operands, in any order, decides whether it is held out.  The bundled tiny Qwen3 was trained
 under the same rule, so its warm start has seen no held-out addition either.
@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.session import output
-from rloo_kit.tasks.task import Problem, Task, asked_for, draw, made, task_of
+from rloo_kit.tasks.scoring import solved
+from rloo_kit.tasks.task import Problem, Task, asked_for, both_sides, draw, made, task_of
 
 if TYPE_CHECKING:
     from rewards.answers import Form
     from rloo_kit.policy.policy import Policy
-
-TARGET_RATE = 0.5  # a binary reward's variance, and so what RLOO can learn from, is largest here
 
 
 class Level(NamedTuple):
@@ -133,25 +132,20 @@ def arithmetic(
         how |= {"max_new_tokens": max_new_tokens, "temperature": policy.checkpoint.temperature}
 
         def measure(level: int) -> PassRate:
-            problems = problems_of(level, n_prompts, held_out=False, seed=seed) * n_samples
-            said = policy.generate([problem.row(asks)["prompt"] for problem in problems], **how)
-            texts, ids = [one.text for one in said], [list(one.ids) for one in said]
-            scores = correct(completions=texts, completion_ids=ids, answer=[p.answer for p in problems])
-            right = sum(score == 1.0 and one.finished for score, one in zip(scores, said, strict=True))
-            return PassRate(level, right, sum(not one.finished for one in said), len(said))
+            rows = [one.row(asks) for one in problems_of(level, n_prompts, held_out=False, seed=seed)]
+            rows *= n_samples
+            completions = policy.generate([row["prompt"] for row in rows], **how)
+            right = solved(correct, rows, completions).count(True)
+            return PassRate(level, right, sum(not one.finished for one in completions), len(rows))
 
         level = level_near_half(measure)
     if level not in LEVELS:
-        needs = level == "auto"
-        raise ConfigError(
-            'level "auto" measures a policy, and none was given' if needs else "there is no such level",
-            where=f"tasks.arithmetic, {'policy=None' if needs else f'level={level!r}'}",
-            todo=f'give a level from {min(LEVELS)} to {max(LEVELS)}, or "auto" with policy=...',
-        )
+        what = "there is no such level" if level != "auto" else "'auto' measures a policy, and none was given"
+        todo = f"give a level from {min(LEVELS)} to {max(LEVELS)}, or 'auto' with policy=..."
+        raise ConfigError(what, where=f"tasks.arithmetic(level={level!r})", todo=todo)
     level, counts = int(level), ((n_train, False), (n_held_out, True))
     sides = [problems_of(level, n, held_out=out, seed=seed) for n, out in counts]
-    rows = ([one.row(asks) for one in side] for side in sides)
-    return task_of("arithmetic", rows, correct, LEVELS[level].description, level)
+    return task_of("arithmetic", sides, correct, LEVELS[level].description, asks=asks, level=level)
 
 
 @made
@@ -179,11 +173,71 @@ def level_near_half(measure: Callable[[int], PassRate]) -> int:
         middle = (low + high) // 2
         measured.append(measure(middle))
         output.say(measured[-1])
-        low, high = (middle + 1, high) if measured[-1].rate > TARGET_RATE else (low, middle - 1)
+        low, high = (middle + 1, high) if measured[-1].rate > 0.5 else (low, middle - 1)
     # The last level measured is where the bisection ended: it wins a tie.
-    best = min(reversed(measured), key=lambda result: abs(result.rate - TARGET_RATE))
-    if best.correct in (0, best.completions):
+    best = min(reversed(measured), key=lambda result: abs(result.rate - 0.5))
+    if best.rate in (0, 1):
         todo = "raise max_new_tokens" if best.truncated else "take another policy or task"
         why = "no level has a pass rate between 0 and 1, so RLOO has little to learn"
         output.warn(f"{why}: {todo}. Nearest: {best}.")
     return best.level
+
+
+# --- sums in words -----------------------------------------------------------------------------------------
+
+NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Henry", "Ines", "Jonas", "Kira", "Leo")
+THINGS = ("apples", "books", "cards", "coins", "eggs", "pencils", "shells", "stamps", "stones", "tickets")
+
+MORE = (
+    "{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?",
+    "{name} finds {a} {things} in the morning and {b} {things} in the evening. How many {things} is that in all?",
+    "There are {a} {things} on the table and {b} {things} in the box. How many {things} are there altogether?",
+    "{name} has {a} {things}. {other} has {b} {things}. How many {things} do they have together?",
+)
+FEWER = (
+    "{name} has {a} {things} and gives {b} of them to {other}. How many {things} does {name} have left?",
+    "There were {a} {things} in the box. {name} took {b} of them out. How many {things} are still in the box?",
+    "{name} had {a} {things} and lost {b}. How many {things} does {name} have now?",
+    "{name} needs {a} {things} and has {b}. How many {things} are missing?",
+)
+
+
+def word_sum(rng: random.Random, largest: int) -> Problem:
+    """What two numbers of 2 to ``largest`` are together, or what is left of the larger, whatever the wording."""
+    a, b = rng.randint(2, largest), rng.randint(2, largest)
+    adds = a == b or rng.random() < 0.5
+    a, b = (a, b) if adds else (max(a, b), min(a, b))
+    name, other = rng.sample(NAMES, 2)
+    wording = rng.choice(MORE if adds else FEWER)
+    text = wording.format(name=name, other=other, things=rng.choice(THINGS), a=a, b=b)
+    key = f"{min(a, b)} + {max(a, b)}" if adds else f"{a} - {b}"
+    return Problem(text, str(a + b if adds else a - b), key)
+
+
+@made
+def word_sums(
+    policy: Policy | None = None,
+    *,
+    form: Form | None = None,
+    largest: int = 20,
+    n_train: int | None = None,
+    n_held_out: int | None = None,
+    seed: int = 0,
+) -> Task:
+    """Additions and subtractions told as stories of one step, numbers up to ``largest``.
+
+    A small language model gets them wrong more often than not.  A held-out sum is in training in no other wording; the
+    wordings themselves are the same on both sides.
+
+    Args:
+        largest: number in a question.
+        policy, form, n_train, n_held_out, seed: as for ``arithmetic``.
+
+    Raises:
+        DatasetError: more problems than there are.
+    """
+    correct, asks = asked_for(form, policy)
+    what, stream = f"word problems with numbers up to {largest}", f"words {{held_out}} {seed}"
+    sides = both_sides(lambda rng: word_sum(rng, largest), (n_train, n_held_out), stream, what)
+    description = f"additions and subtractions in words, numbers up to {largest}"
+    return task_of("word sums", sides, correct, description, asks=asks)

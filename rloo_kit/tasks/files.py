@@ -21,7 +21,6 @@ from rloo_kit.tasks.task import Message, Row, Task, asked_for, made, task_of
 
 if TYPE_CHECKING:
     from rewards.answers import Form
-    from rewards.trl_interface import Reward
     from rloo_kit.policy.policy import Policy
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
@@ -62,9 +61,17 @@ def from_file(
     """
     correct, asks = asked_for(form, policy, kind)
     file, left_out = Path(path).expanduser(), Counter[str]()
-    rows = _usable(file, question, answer, correct, kind, left_out)
+
+    def usable(path: Path) -> dict[str, Row]:
+        rows = _distinct(read(path, question, answer), question, answer, left_out)
+        scores = correct(completions=[""] * len(rows), answer=[row["answer"] for row in rows.values()])
+        readable = {key for key, score in zip(rows, scores, strict=True) if score is not None}
+        left_out[f"whose answer is not of kind {kind!r}"] += len(rows) - len(readable)
+        return {key: _prompted(row, asks, system) for key, row in rows.items() if key in readable}
+
+    rows = usable(file)
     if isinstance(held_out, str | os.PathLike):
-        other = _usable(Path(held_out).expanduser(), question, answer, correct, kind, left_out)
+        other = usable(Path(held_out).expanduser())
         left_out["held out too"] = len(rows.keys() & other)
     elif 0 < held_out < 1:
         other = {key: row for key, row in rows.items() if zlib.crc32(key.encode()) < held_out * 2**32}
@@ -72,87 +79,69 @@ def from_file(
         what, where = "held_out must be a share between 0 and 1", f"tasks.from_file(held_out={held_out})"
         raise ConfigError(what, where=where, todo="write held_out=0.2, or name a file of its own")
     train = {key: row for key, row in rows.items() if key not in other}
-    sides = [_prompted(side.values(), asks, system) for side in (train, other)]
+    sides = [list(side.values()) for side in (train, other)]
     if policy is not None:
         sides = [_short_enough(side, policy, max_new_tokens, left_out) for side in sides]
     counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
     why = f"; left out: {counts}" if counts else ""
     if not all(sides):
-        raise DatasetError(
-            f"no problem is left {'that is held out' if sides[0] else 'to train on'}",
-            where=f"{file}{why or ', which has too few rows to split'}",
-            todo="look at kind=..., give more rows, or another held_out=... (a share, or a file of its own)",
-        )
+        what = f"no problem is left {'that is held out' if sides[0] else 'to train on'}"
+        todo = "look at kind=..., give more rows, or another held_out=... (a share, or a file of its own)"
+        raise DatasetError(what, where=f"{file}{why or ', which has too few rows to split'}", todo=todo)
     description = f"{file.name}: {len(sides[0])} to train on, {len(sides[1])} held out{why}"
     if why:
         output.warn(f"tasks.from_file, {description}.")
     return task_of(file.stem, sides, correct, description)
 
 
-def _usable(
-    file: Path, question: str, answer: str, correct: Reward, kind: str, left_out: Counter[str]
-) -> dict[str, Row]:
+def _distinct(rows: Iterable[Row], question: str, answer: str, left_out: Counter[str]) -> dict[str, Row]:
     """Rows with the columns prompt, answer and problem, and the file's others, by what tells problems apart."""
-    found: dict[str, Row] = {}
-    for row in read(file, question, answer):
-        messages, problem = _messages(row[question]), _text(row[question])
-        right = _text(_messages(row[answer])[-1:] or row[answer])
+    distinct: dict[str, Row] = {}
+    for row in rows:
+        problem, right = _text(row[question]), _text(_messages(row[answer])[-1:] or row[answer])
+        prompt = _messages(row[question]) or [{"role": "user", "content": problem}]
         key = " ".join(problem.split()).casefold()  # case and space do not tell problems apart
-        if not problem:
-            reason = "without a question"
-        elif messages and messages[-1]["role"] == "assistant":
-            reason = "whose messages end with the assistant's"
-        elif not right:
-            reason = "without an answer"
-        elif key in found:
-            reason = "repeated" if found[key]["answer"] == right else "repeated with another answer"
+        if not problem or not right or prompt[-1]["role"] == "assistant":
+            left_out["without an answer, or whose question is empty or ends with the assistant's"] += 1
+        elif key in distinct:
+            left_out["repeated"] += 1
         else:
             others = {name: value for name, value in row.items() if name not in (question, answer)}
-            found[key] = others | {"prompt": messages, "answer": right, "problem": problem}
-            continue
-        left_out[reason] += 1
-    answers = [row["answer"] for row in found.values()]
-    scores = correct(completions=[""] * len(answers), answer=answers)
-    if unread := [one for one, score in zip(answers, scores, strict=True) if score is None]:
-        left_out[f"whose answer is not of kind {kind!r}, such as {unread[0][:40]!r}"] = len(unread)
-    return {key: row for (key, row), score in zip(found.items(), scores, strict=True) if score is not None}
+            distinct[key] = others | {"prompt": prompt, "answer": right, "problem": problem}
+    return distinct
 
 
 def _messages(value: Any) -> list[Message]:
     """A list of messages, without the empty keys that Parquet adds; empty for anything else."""
-    for one in value if isinstance(value, list) else [None]:
-        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
-            return []
-        if not isinstance(one.get("content"), str | None):
-            return []
-    return [{name: part for name, part in one.items() if part is not None} for one in value]
+    each = value if isinstance(value, list) else []
+    if not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in each):
+        return []
+    return [{name: part for name, part in one.items() if part is not None} for one in each]
 
 
 def _text(value: Any) -> str:
     if isinstance(value, list | dict):
-        return prompt_text(value) if _messages(value) else ""
+        return prompt_text(messages) if (messages := _messages(value)) else ""
     return "" if value is None else str(value).strip()
 
 
-def _prompted(rows: Iterable[Row], asks: str, system: str | None) -> list[Row]:
-    found = []
-    for row in rows:
-        *first, last = row["prompt"] or [{"role": "user", "content": row["problem"]}]
-        if system and not any(one["role"] == "system" for one in first):
-            first = [{"role": "system", "content": system}, *first]
-        asked = f"{last.get('content', '')} {asks}".rstrip()
-        found.append(row | {"prompt": [*first, {**last, "content": asked}]})
-    return found
+def _prompted(row: Row, asks: str, system: str | None) -> Row:
+    *first, last = row["prompt"]
+    if system and not any(one["role"] == "system" for one in first):
+        first = [{"role": "system", "content": system}, *first]
+    asked = f"{last.get('content', '')} {asks}".rstrip()
+    return row | {"prompt": [*first, {**last, "content": asked}]}
 
 
 def _short_enough(rows: list[Row], policy: Policy, max_new_tokens: int, left_out: Counter[str]) -> list[Row]:
     limit = getattr(policy.model, "max_seq_length", None)
     if limit is None or not rows:
         return rows
-    lengths = map(len, policy.tokenize([row["prompt"] for row in rows]))
-    kept = [row for row, tokens in zip(rows, lengths, strict=True) if tokens + max_new_tokens <= limit]
-    reason = f"of more tokens than the policy takes ({limit} with {max_new_tokens} new ones)"
-    left_out[reason] += len(rows) - len(kept)
+    ids = policy.tokenize([row["prompt"] for row in rows])
+    kept = [row for row, prompt in zip(rows, ids, strict=True) if len(prompt) + max_new_tokens <= limit]
+    left_out[f"longer than the policy takes, {limit} tokens with {max_new_tokens} new ones"] += len(
+        rows
+    ) - len(kept)
     return kept
 
 
@@ -174,16 +163,16 @@ def read(file: Path, question: str, answer: str) -> list[Row]:
         raise DatasetError(f"{file.name} cannot be read: {said}", where=str(file), todo=todo) from error
     for argument, name in (("question", question), ("answer", answer)):
         if name not in columns:
-            raise DatasetError(
+            what, where = (
                 f"the file has no column {name!r}",
-                where=f"{file}, whose columns are {', '.join(columns) or 'none'}",
-                todo=f"name it: {argument}=...",
+                f"{file}, whose columns are {', '.join(columns)}",
             )
+            raise DatasetError(what, where=where, todo=f"name it: {argument}=...")
     return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def _rows_of(file: Path, as_written: dict[str, type]) -> list[Row]:
-    # Not by datasets.load_dataset: its JSON reader makes a date of the answer "2020-01-01".
+    # Not JSON by datasets or pandas: of answers that are text they make dates and numbers.
     ending = file.suffix.lower()
     if ending in (".jsonl", ".json"):
         text = file.read_text(encoding="utf-8-sig")

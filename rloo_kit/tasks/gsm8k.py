@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rewards.answers import Form
     from rloo_kit.policy.policy import Policy
 
-REPOSITORY, CONFIGURATION = "openai/gsm8k", "main"
+REPOSITORY = "openai/gsm8k"
 HUB_SECONDS = 9.0
 FILES = 'one with train.jsonl and test.jsonl, {"question": "...", "answer": "... #### 72"} on each line'
 
@@ -52,13 +52,11 @@ def gsm8k(
         rows = _from_hub(split) if folder is None else _from_folder(Path(folder).expanduser(), split)
         if n is not None and not 1 <= n <= len(rows):
             what, todo = f"there are {len(rows)} problems on that side", f"ask for 1 to {len(rows)}"
-            raise DatasetError(
-                what, where=f"tasks.gsm8k({name}={n})", todo=f"{todo}, or leave it out for all"
-            )
+            raise DatasetError(what, where=f"tasks.gsm8k({name}={n})", todo=todo)
         rows = rows if n is None else random.Random(seed).sample(rows, n)
-        problems = (Problem(row["question"], gold_text(row["answer"]), "") for row in rows)
-        sides.append([one.row(asks) for one in problems])
-    return task_of("gsm8k", sides, correct, "word problems of grade school, two to eight steps")
+        sides.append([Problem(row["question"], gold_text(row["answer"]), "") for row in rows])
+    description = "word problems of grade school, two to eight steps"
+    return task_of("gsm8k", sides, correct, description, asks=asks)
 
 
 def _from_folder(folder: Path, split: str) -> list[Row]:
@@ -77,7 +75,7 @@ def _from_hub(split: str) -> list[Row]:
     try:
         if not (in_cache or constants.HF_HUB_OFFLINE):  # datasets itself would try for minutes
             within(HUB_SECONDS, lambda: dataset_info(REPOSITORY, timeout=HUB_SECONDS))
-        return list(load_dataset(REPOSITORY, CONFIGURATION, split=split).to_list())
+        return list(load_dataset(REPOSITORY, "main", split=split).to_list())
     except Exception as error:  # of datasets, the hub's library, its HTTP library, or a timeout
         offline = "on" if constants.HF_HUB_OFFLINE else "off"
         raise DatasetError(

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from rewards.answers import answer_reward, stated
@@ -21,20 +20,6 @@ from rloo_kit.tasks.task import Problem, Task, asked_for, both_sides, made, task
 if TYPE_CHECKING:
     from rewards.answers import Form
     from rloo_kit.policy.policy import Policy
-
-
-@dataclass(frozen=True)
-class OwnRule:
-    """Whether the text after a thought states an answer to which the generator's grader gives its full score."""
-
-    name: str
-    form: Form
-
-    def __call__(self, text: str, entry: str) -> bool:
-        """For ``answer_reward``: what stands in a named form, and the column ``entry``."""
-        found = stated(text, self.form, "exact") if self.form in ("auto", "prose") else [text.strip()]
-        answer = found[-1] if found else text.strip() if self.form == "auto" else None
-        return answer is not None and _generator(self.name).score_answer(answer, json.loads(entry)) >= 1.0
 
 
 @made
@@ -75,11 +60,22 @@ def reasoning_gym(
     correct, asks = asked_for(form, policy)
     if not numbers and form is not None:
         tokens = QWEN3 if policy is None else policy.checkpoint.tokens
-        correct = answer_reward(OwnRule(name, form), form=form, column="entry", tokens=tokens)
+        rule = partial(_has_full_score, name, form)
+        correct = answer_reward(rule, form=form, column="entry", tokens=tokens)
     graded = "answer_reward" if numbers else "the generator's own rule"
     settings = f" with {json.dumps(dict(difficulty))}" if difficulty else ""
     description = f"reasoning-gym's {name}{settings}, graded by {graded}"
-    return task_of(name, ([one.row(asks) for one in side] for side in sides), correct, description)
+    return task_of(name, sides, correct, description, asks=asks)
+
+
+def _has_full_score(name: str, form: Form, text: str, entry: str) -> bool:
+    """Whether the generator's grader gives its full score to the answer that a text states."""
+    if form in ("auto", "prose"):
+        answers = stated(text, form, "exact") or ([text] if form == "auto" else [])
+        if not answers:
+            return False
+        text = answers[-1]
+    return bool(_generator(name).score_answer(text.strip(), json.loads(entry)) >= 1.0)
 
 
 @cache

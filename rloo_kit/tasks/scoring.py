@@ -43,8 +43,6 @@ def solved(
     reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Sequence[Completion]
 ) -> list[bool | None]:
     """Which completions ended and earn the full score (``reward.right``, else 1); None where it judges nothing."""
-    full, pairs = (
-        getattr(reward, "right", 1.0),
-        zip(score(reward, rows, completions), completions, strict=True),
-    )
+    full, scores = getattr(reward, "right", 1.0), score(reward, rows, completions)
+    pairs = zip(scores, completions, strict=True)
     return [None if one is None else said.finished and one >= full for one, said in pairs]

@@ -66,9 +66,9 @@ class Task:
 
 
 class Origin(NamedTuple):
-    """Where a dataset comes from."""
+    """Where a dataset comes from: the call of a task's function, without the policy, and the side of that task."""
 
-    call: Call  # of the task's function, by its name in this room, without the policy
+    call: Call
     side: str  # "train" or "held_out"
     correct: Reward
 
@@ -83,7 +83,7 @@ def origin_of(dataset: object) -> Origin | None:
 
 def _remember(task: Task, call: Call) -> None:
     arguments = dict(call.arguments)
-    if arguments.get("level", "auto") == "auto" and task.name == "arithmetic":
+    if task.name == "arithmetic":
         arguments["level"] = task.level  # as it was measured
     named = Call(call.function.rpartition(".")[2], arguments)
     for side in ("train", "held_out"):
@@ -139,18 +139,18 @@ def draw(
     Raises:
         DatasetError: there are fewer than n, or n is not positive.
     """
-    side, wanted = ("held_out", N_HELD_OUT) if held_out else ("train", N_TRAIN)
+    side, usual = ("held_out", N_HELD_OUT) if held_out else ("train", N_TRAIN)
     rng, misses = random.Random(stream.format(held_out=held_out, side=side)), 0
-    found: dict[str, Problem] = {}
-    while len(found) < (wanted if n is None else n) and misses < EXHAUSTED:
+    drawn: dict[str, Problem] = {}
+    while len(drawn) < (usual if n is None else n) and misses < EXHAUSTED:
         one, misses = problem(rng), misses + 1
-        if one.is_held_out is held_out and one.text not in found:
-            found[one.text], misses = one, 0
-    if n is not None and (n < 1 or len(found) < n):
-        few, most = f"there are only {len(found)} {side} {what}", f"1 to {len(found)}, or for harder problems"
-        what, todo = (few, most) if n > 0 else (f"n_{side} has to be at least 1", "one problem or more")
-        raise DatasetError(what, where=f"n_{side}={n}", todo=f"ask for {todo}")
-    return list(found.values())
+        if one.is_held_out is held_out and one.text not in drawn:
+            drawn[one.text], misses = one, 0
+    if n is not None and not 1 <= n <= len(drawn):
+        fault = f"there are only {len(drawn)} {side} {what}" if n > 0 else f"n_{side} has to be at least 1"
+        todo = f"ask for 1 to {len(drawn) or 'as many as there are'}; harder problems are more"
+        raise DatasetError(fault, where=f"n_{side}={n}", todo=todo)
+    return list(drawn.values())
 
 
 def both_sides(
@@ -171,16 +171,23 @@ def asked_for(form: Form | None, policy: Policy | None, kind: str = "number") ->
     """
     of_policy = "auto" if policy is None else policy.checkpoint.form
     tokens = QWEN3 if policy is None else policy.checkpoint.tokens
-    asked: Form = form or of_policy
-    says_no_more = asked == "whole" and (policy is None or of_policy == "whole")
-    return answer_reward(kind, form=asked, tokens=tokens), "" if says_no_more else instruction(asked)
+    form = form or of_policy
+    says_no_more = form == "whole" and (policy is None or of_policy == "whole")
+    return answer_reward(kind, form=form, tokens=tokens), "" if says_no_more else instruction(form)
 
 
 def task_of(
-    name: str, sides: Iterable[Iterable[Row]], correct: Reward, description: str, level: int | None = None
+    name: str,
+    sides: Iterable[Iterable[Problem | Row]],
+    correct: Reward,
+    description: str,
+    *,
+    asks: str = "",
+    level: int | None = None,
 ) -> Task:
-    """The task of rows to train on and rows that are held out."""
+    """The task of rows, or of problems whose prompts ask for a form, to train on and held out."""
     from datasets import Dataset
 
-    train, held_out = (Dataset.from_list(list(side)) for side in sides)
+    rows = ([one.row(asks) if isinstance(one, Problem) else one for one in side] for side in sides)
+    train, held_out = map(Dataset.from_list, rows)
     return Task(name, train, held_out, correct, level, description)

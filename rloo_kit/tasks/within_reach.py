@@ -11,7 +11,6 @@ import inspect
 import json
 import os
 import re
-import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +45,7 @@ def within_reach(
     n_prompts: int | None = None,
     max_new_tokens: int = 256,
     seed: int = 0,
-    file: str | os.PathLike[str] | None = None,
+    folder: str | os.PathLike[str] = "out/within_reach",
     **sampling: Any,
 ) -> Dataset:
     """The rows whose prompt the policy solves in ``low`` to ``high`` of ``n`` completions; prints a histogram.
@@ -55,12 +54,11 @@ def within_reach(
 
     Args:
         n_prompts: only the first so many, to have a look; with more of them later it goes on from there.
-        file: of the table, .jsonl.  None names one under ``out/within_reach`` by policy, reward and sampling, so that
-            other ones are sampled anew.  Other bounds sample nothing.
+        folder: of the tables, each with the name of its policy, reward and sampling: other bounds sample nothing.
         max_new_tokens, sampling: for ``Policy.generate``, as in training; the checkpoint's temperature by default.
 
     Raises:
-        ConfigError: a number out of range; a file of another policy, reward or sampling; several processes.
+        ConfigError: a number out of range; several processes.
         DatasetError: no row, or no prompt within reach.
     """
     numbers: Row = {"low": low, "high": high, "n": n, "n_prompts": n_prompts, "seed": seed}
@@ -68,97 +66,76 @@ def within_reach(
     argument_types.check(numbers, hints, "within_reach")
     rows: list[Row] = list(dataset if n_prompts is None else dataset.take(n_prompts))
     if not rows:
-        raise DatasetError(
-            "the dataset has no rows", where="within_reach", todo="give the prompts to train on"
-        )
+        todo = "give the prompts to train on"
+        raise DatasetError("the dataset has no rows", where="within_reach", todo=todo)
     check_signature(reward, columns_of(rows[0]))
-    drawn = {"temperature": policy.checkpoint.temperature, **sampling}
-    sampling = {"n": n, "max_new_tokens": max_new_tokens, **drawn}
+    sampling = {"temperature": policy.checkpoint.temperature, **sampling, "max_new_tokens": max_new_tokens}
     head: Row = {"policy": policy.base, "weights": _digest_of_weights(policy), "reward": _digest_of(reward)}
-    head |= {"thinking": policy.thinking, "seed": seed, **sampling}
+    head |= {"thinking": policy.thinking, "seed": seed, "n": n, **sampling}
     head.pop("batch_size", None)
     ids = policy.tokenize([row["prompt"] for row in rows], **(sampling.get("chat_template_kwargs") or {}))
     keys = [_hashed(one) for one in zip(ids, rows, strict=True)]
-    path = Path(file or Path("out", "within_reach", f"{_hashed(head)}.jsonl"))
-    table = _sampled(policy, reward, dict(zip(keys, rows, strict=True)), path, head, seed, sampling)
+    path = Path(folder, f"{_hashed(head)}.jsonl")
+    table = _sampled(policy, reward, dict(zip(keys, rows, strict=True)), path, head, sampling)
+
     counts = [table[key]["solved"] for key in keys]
     kept = [index for index, count in enumerate(counts) if low <= count / n <= high]
     what = f"{len(kept)} of {len(keys)} prompts are solved in {low:.0%} to {high:.0%} of {n} completions"
     cut = sum(table[key]["cut"] for key in keys) / n / len(keys)
-    before, after = Counter(counts), Counter(counts[index] for index in kept)
-    output.say(f"within reach: {what}, {cut:.0%} cut ({path})\n{_histogram(before, after, n)}")
+    histogram = _histogram(Counter(counts), Counter(counts[index] for index in kept), n)
+    output.say(f"within reach: {what}, {cut:.0%} cut ({path})\n{histogram}")
     if not kept:
         easier = f"a lower low, easier problems{', or more max_new_tokens' if cut > 0.2 else ''}"
-        seen = ", ".join(f"{before[k]} prompts {k} of {n}" for k in sorted(before))
-        todo = "give a higher high, or harder problems" if before[n] > before[0] else f"give {easier}"
-        raise DatasetError(
-            f"no prompt is within reach: {what}", where=f"solved: {seen}; {cut:.0%} cut", todo=todo
-        )
+        todo = "a higher high, or harder problems" if sum(counts) > n * len(counts) / 2 else easier
+        where = f"{path}, {cut:.0%} cut; the histogram is above"
+        raise DatasetError(f"no prompt is within reach: {what}", where=where, todo=f"give {todo}")
     return dataset.select(kept)
 
 
 def _sampled(
-    policy: Policy, reward: Reward, rows: dict[str, Row], path: Path, head: Row, seed: int, sampling: Row
+    policy: Policy, reward: Reward, rows: dict[str, Row], path: Path, head: Row, sampling: Row
 ) -> dict[str, Row]:
     """The table's lines by their prompt; what is missing is sampled, and the file written after each chunk."""
-    table, keys, n = _read(path, head), list(rows), sampling["n"]
-    missing, began, done, size = len(rows.keys() - table), time.monotonic(), 0, max(1, CHUNK // n)
-    if missing and multi_process.process_count() > 1:
+    keys, n, table = list(rows), head["n"], _read(path)
+    if (rows.keys() - table) and multi_process.process_count() > 1:
         what, todo = "several processes would sample other completions each", "call it in one process first"
         raise ConfigError(what, where=f"within_reach, without the finished table {path}", todo=todo)
+    size = max(1, CHUNK // n)
     for start in range(0, len(keys), size):
         if not (chunk := [key for key in keys[start : start + size] if key not in table]):
             continue
         prompts = [rows[key]["prompt"] for key in chunk]
         # Each chunk has its own seed, so that an interruption changes no draw.
-        completions = policy.generate(prompts, seed=(seed + start) % 2**32, **sampling)
+        completions = policy.generate(prompts, n=n, seed=(head["seed"] + start) % 2**32, **sampling)
         right = solved(reward, [rows[key] for key in chunk for _ in range(n)], completions)
         for index, key in enumerate(chunk):
             own = slice(index * n, (index + 1) * n)
-            cut = sum(not one.finished for one in completions[own])
-            tokens = sum(len(one.ids) for one in completions[own])
-            table[key] = {
-                "prompt": key,
-                "solved": right[own].count(True),
-                "n": n,
-                "cut": cut,
-                "tokens": tokens,
-            }
-        _write(path, head, table)
-        tenth, done = 10 * done // missing, done + len(chunk)
-        if 10 * done // missing > tenth:
-            left = (time.monotonic() - began) / done * (missing - done) / 60
-            output.say(f"within reach: {done} of {missing} prompts sampled, {left:.1f} minutes left")
+            cut = sum(not completion.finished for completion in completions[own])
+            table[key] = {"prompt": key, "solved": right[own].count(True), "cut": cut}
+        _write(path, [head, *table.values()])
+        if start * 10 // len(keys) < (start + size) * 10 // len(keys):
+            output.say(f"within reach: {min(start + size, len(keys))} of {len(keys)} prompts sampled")
     return table
 
 
-def _read(path: Path, head: Row) -> dict[str, Row]:
-    if not path.exists():
-        return {}
-    there, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    for name, here in json.loads(_as_json(head)).items():
-        if there.get(name) != here:
-            raise ConfigError(
-                f"the table is of another {name}",
-                where=f"{path}, which has {there.get(name)!r}, and here it is {here!r}",
-                todo="name another file, or none, or delete this one",
-            )
-    return {line["prompt"]: line for line in lines}
+def _read(path: Path) -> dict[str, Row]:
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {line["prompt"]: line for line in map(json.loads, lines[1:])}
 
 
-def _write(path: Path, head: Row, table: dict[str, Row]) -> None:
+def _write(path: Path, lines: list[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.name}.part")
-    scratch.write_text("".join(f"{_as_json(line)}\n" for line in (head, *table.values())), encoding="utf-8")
+    scratch.write_text("".join(f"{_as_json(line)}\n" for line in lines), encoding="utf-8")
     scratch.replace(path)  # whole or not at all
 
 
 def _histogram(before: Counter[int], after: Counter[int], n: int) -> str:
-    rows = (
-        (k, before[k], after[k], "#" * round(40 * before[k] / max(before.values()))) for k in range(n + 1)
-    )
-    lines = [f"{k:>4} of {n:<4} {all_of:>7} {kept:>6}  {bar}".rstrip() for k, all_of, kept, bar in rows]
-    return "\n".join(["solved        before  after", *lines])
+    lines = ["solved        before  after"]
+    for count in range(n + 1):
+        bar = "#" * round(40 * before[count] / max(before.values()))
+        lines.append(f"{count:>4} of {n:<4} {before[count]:>7} {after[count]:>6}  {bar}".rstrip())
+    return "\n".join(lines)
 
 
 def _digest_of_weights(policy: Policy) -> str:
@@ -172,10 +149,10 @@ def _digest_of_weights(policy: Policy) -> str:
 
 def _digest_of(reward: Reward) -> str:
     """Its name, and a digest of the call that made it, or of its source."""
-    made: Any = made_by(reward)
+    source: Any = made_by(reward)
     with contextlib.suppress(OSError, TypeError):  # a source that is not there
-        made = made or inspect.getsource(reward if inspect.isroutine(reward) else type(reward))
-    return f"{reward_name(reward)} {_hashed(made)}"
+        source = source or inspect.getsource(reward if inspect.isroutine(reward) else type(reward))
+    return f"{reward_name(reward)} {_hashed(source)}"
 
 
 def _hashed(value: object) -> str:

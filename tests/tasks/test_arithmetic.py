@@ -1,5 +1,6 @@
-"""Arithmetic: a split by problem, the answer that is asserted, a level that can be learned from."""
+"""Arithmetic and sums in words: a split by problem, the answer that is asserted, a level that can be learned from."""
 
+import re
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -26,13 +27,6 @@ def test_answers_are_right_and_no_problem_crosses_the_split_in_any_order_of_its_
     assert train != problems_of(level, len(train), held_out=False, seed=2), "another seed, another draw"
 
 
-def test_a_task_has_the_columns_that_trainer_and_rewards_read() -> None:
-    row = tasks.addition(8, 8).train[0]
-    a, b = (int(n) for n in row["problem"].split(" + "))
-    prompt = [{"role": "user", "content": f"What is {a} + {b}?"}]
-    assert row == {"prompt": prompt, "answer": str(a + b), "problem": f"{a} + {b}"}
-
-
 SIZES = [((2034, 1), "only 2033 train"), ((1, 468), "only 467 held_out"), ((1, 0), "at least 1")]
 
 
@@ -53,6 +47,7 @@ def test_a_task_asks_for_the_form_that_it_grades(name: str | None, form: str, as
     for row in [*task.train, *task.held_out]:
         (message,) = row["prompt"]
         assert message["content"] == f"What is {row['problem']}? {asks}".rstrip()
+        assert set(row) == {"prompt", "answer", "problem"}
     asked = tasks.arithmetic(2, form="####", n_train=4, n_held_out=4)
     assert asked.correct(completions=["#### 5", "5"], answer=["5", "5"]) == [1.0, 0.0]
     assert instruction("####") in asked.train[0]["prompt"][0]["content"]
@@ -114,6 +109,35 @@ def test_auto_finds_the_tiny_policy_a_level_that_it_solves_sometimes(policy: Any
 
 @pytest.mark.parametrize("level", ["hard", "auto"])
 def test_a_level_that_does_not_exist_and_auto_without_a_policy_are_errors_with_the_range(level: Any) -> None:
-    where = "policy=None" if level == "auto" else f"level={level!r}"
-    with pytest.raises(ConfigError, match=rf"{where}[\s\S]*from 1 to 7"):
+    with pytest.raises(ConfigError, match=rf"level={level!r}[\s\S]*from 1 to 7"):
         tasks.arithmetic(level)
+
+
+def sum_in(row: dict[str, Any]) -> tuple[int, ...]:
+    """The operands and the answer, by which a sum is told from another whatever its wording."""
+    a, b = sorted(int(number) for number in re.findall(r"\d+", row["problem"]))
+    return a, b, int(row["answer"])
+
+
+def test_the_answer_of_a_sum_in_words_is_that_of_the_question() -> None:
+    task = tasks.word_sums(seed=3)
+    for row in task.train:
+        a, b, answer = sum_in(row)
+        more = re.search(r"more|in all|altogether|together", row["problem"])
+        less = re.search(r"left|still|lost|missing", row["problem"])
+        assert bool(more) != bool(less), row["problem"]
+        assert answer == (a + b if more else b - a), row["problem"]
+
+    said = ["Tom has 7 + 5 = 12 apples now.", "12", "#### 12", "Tom has 13 apples.", "12 or 13", "7 + 5"]
+    assert task.correct(completions=said, answer=["12"] * 6) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_no_sum_in_words_is_on_both_sides_in_any_wording_or_seed(monkeypatch: Any) -> None:
+    task, other = tasks.word_sums(seed=3), tasks.word_sums(seed=4)
+    assert not {sum_in(row) for row in task.train} & {sum_in(row) for row in other.held_out}
+    assert len(set(task.train["problem"])) == 1000
+    assert len(set(task.held_out["problem"])) == 200
+    assert task.train["problem"] != other.train["problem"]
+    monkeypatch.setattr("rloo_kit.tasks.task.EXHAUSTED", 2000)
+    with pytest.raises(DatasetError, match=r"only \d+ held_out word problems with numbers up to 4"):
+        tasks.word_sums(largest=4, n_held_out=10**5)

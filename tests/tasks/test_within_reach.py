@@ -76,52 +76,41 @@ def test_what_is_solved_sometimes_is_kept_and_the_histogram_shows_both(capsys: A
 
 def test_it_goes_on_where_it_was_interrupted_with_the_same_draws_and_a_look_at_few_is_its_beginning() -> None:
     rows, whole = ROWS, counting()
-    tasks.within_reach(rows, whole, right, n=32, file="whole.jsonl", **HOW)
+    tasks.within_reach(rows, whole, right, n=32, folder="whole", **HOW)
     with pytest.raises(KeyboardInterrupt):
-        tasks.within_reach(rows, counting(stops=3), right, n=32, file="part.jsonl", **HOW)
+        tasks.within_reach(rows, counting(stops=3), right, n=32, folder="part", **HOW)
     again = counting()
-    tasks.within_reach(rows, again, right, n=32, file="part.jsonl", **HOW)
+    tasks.within_reach(rows, again, right, n=32, folder="part", **HOW)
     assert again.calls == whole.calls[2:]
-    assert Path("part.jsonl").read_text() == Path("whole.jsonl").read_text()
+    (part,), (table,) = Path("part").iterdir(), Path("whole").iterdir()
+    assert part.read_text() == table.read_text()
     few = counting()
-    tasks.within_reach(rows, few, right, n=32, n_prompts=4, file="few.jsonl", low=0, **HOW)
+    tasks.within_reach(rows, few, right, n=32, n_prompts=4, folder="few", low=0, **HOW)
     assert few.calls == whole.calls[:2]
-    tasks.within_reach(rows, few, right, n=32, file="few.jsonl", **HOW)
+    tasks.within_reach(rows, few, right, n=32, folder="few", **HOW)
     assert few.calls == whole.calls
 
 
-def test_the_table_has_a_head_and_a_line_a_prompt() -> None:
-    tasks.within_reach(ROWS, counting(), right, file="mine.jsonl", **HOW)
-    head, *lines = map(json.loads, Path("mine.jsonl").read_text().splitlines())
-    assert {"policy", "weights", "reward", "n", "seed", "max_new_tokens", "temperature", "thinking"} <= set(
-        head
-    )
-    assert [line["solved"] for line in lines] == list(range(9))
-    assert lines[3] == {"prompt": lines[3]["prompt"], "solved": 3, "n": 8, "cut": 0, "tokens": 16}
-    assert len({line["prompt"] for line in lines}) == 9
-
-
-CHANGED: list[tuple[dict[str, Any], str]] = [
-    ({"temperature": 0.9}, "temperature[\\s\\S]*which has 0.6, and here it is 0.9"),
-    ({"max_new_tokens": 17}, "max_new_tokens"),
-    ({"n": 4}, "another n"),
-    ({"reward": lambda completions, answer, **kwargs: [1.0] * len(answer)}, "another reward"),
+CHANGED: list[dict[str, Any]] = [
+    {"temperature": 0.9},
+    {"max_new_tokens": 17},
+    {"n": 4},
+    {"reward": lambda completions, answer, **kwargs: [1.0] * len(answer)},
 ]
 
 
-@pytest.mark.parametrize(("changed", "says"), CHANGED, ids=lambda value: str(value)[:20])
-def test_a_table_of_another_reward_or_sampling_is_refused_and_without_a_name_made_anew(
-    changed: Any, says: str
-) -> None:
-    given = {"reward": right, **HOW, **changed}
-    tasks.within_reach(ROWS, counting(), right, file="mine.jsonl", **HOW)
-    with pytest.raises(ConfigError, match=says) as refused:
-        tasks.within_reach(ROWS, counting(), file="mine.jsonl", **given)
-    assert len(str(refused.value).splitlines()) == 3
+@pytest.mark.parametrize("changed", CHANGED, ids=str)
+def test_another_reward_or_sampling_has_a_table_of_its_own(changed: dict[str, Any]) -> None:
     tasks.within_reach(ROWS, counting(), right, **HOW)
+    (table,) = Path("out/within_reach").iterdir()
+    head, *lines = map(json.loads, table.read_text().splitlines())
+    said = {"policy", "weights", "reward", "n", "seed", "max_new_tokens", "temperature", "thinking"}
+    assert set(head) == said
+    assert [(line["solved"], line["cut"]) for line in lines] == [(solved, 0) for solved in range(9)]
     anew = counting()
-    tasks.within_reach(ROWS, anew, low=0, high=1, **given)
+    tasks.within_reach(ROWS, anew, **{"reward": right, **HOW, **changed}, low=0, high=1)
     assert len(anew.calls) > 0
+    assert len(list(Path("out/within_reach").iterdir())) == 2
 
 
 NOTHING = [
@@ -131,8 +120,8 @@ NOTHING = [
 
 
 @pytest.mark.parametrize(("rows", "says"), NOTHING)
-def test_where_nothing_is_kept_the_error_has_the_histogram_and_what_to_change(rows: Any, says: str) -> None:
-    with pytest.raises(DatasetError, match=rf"0 of 3 prompts[\s\S]*prompts 0 of 8[\s\S]*8 of 8[\s\S]*{says}"):
+def test_where_nothing_is_kept_the_error_says_what_to_change(rows: Any, says: str) -> None:
+    with pytest.raises(DatasetError, match=rf"0 of 3 prompts[\s\S]*0% cut[\s\S]*{says}"):
         tasks.within_reach(ROWS.select(rows), counting(), right, **HOW)
 
 
