@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
-from huggingface_hub import HfApi
-from huggingface_hub.utils import filter_repo_objects
 from transformers import TrainerCallback
 
 import rloo_kit
 from rloo_kit.errors import ConfigError, NonFiniteError, RunFolderError
 from rloo_kit.train import checkpointing
 from rloo_kit.train.checkpointing import WRITING, fault, is_ours, newest_whole, run_lock, seal
-from rloo_kit.watch.run_folder import MANIFEST
+from rloo_kit.watch.run_folder import MANIFEST, STATE
 from tests.conftest import random_rewards
 
 SAVING = {"save_strategy": "steps", "save_steps": 1, "reward_funcs": random_rewards}
@@ -32,9 +30,6 @@ def run(tmp_path: Path) -> Path:
 def content(folder: Path) -> dict[str, bytes]:
     """Every file below a folder."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-# --- whose a folder is ------------------------------------------------------------------------------------
 
 
 def test_what_a_user_keeps_beside_checkpoints_survives_resuming_saving_and_a_limit(
@@ -61,12 +56,7 @@ def test_what_a_user_keeps_beside_checkpoints_survives_resuming_saving_and_a_lim
 
 
 @pytest.mark.parametrize(
-    ("limit", "best", "left"),
-    [
-        (0, 1, [1, 2, 10, 11]),
-        (3, 11, [2, 10, 11]),
-        (1, 1, [1, 11]),
-    ],
+    ("limit", "best", "left"), [(0, 1, [1, 2, 10, 11]), (3, 11, [2, 10, 11]), (1, 1, [1, 11])]
 )
 def test_the_limit_counts_the_kits_checkpoints_and_keeps_the_best_and_the_newest(
     tmp_path: Path, limit: int, best: int, left: list[int]
@@ -95,100 +85,54 @@ def test_a_best_step_that_was_never_saved_leaves_the_best_of_those_that_were(
     assert {path.name for path in run.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4"}
 
 
-def test_what_is_pushed_is_what_was_learned_and_nothing_of_the_folders_housekeeping(
-    make_trainer: Any, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pushed: list[str] = []
-
-    def upload(_: object, *, folder_path: str, ignore_patterns: list[str], **__: object) -> None:
-        files = [str(f.relative_to(folder_path)) for f in Path(folder_path).rglob("*") if f.is_file()]
-        pushed.extend(filter_repo_objects(files, ignore_patterns=ignore_patterns))
-
-    monkeypatch.setattr(HfApi, "upload_folder", upload)
-    make_trainer(max_steps=2, **SAVING).train()
-    trainer = make_trainer(max_steps=1, **SAVING)
-    trainer.train()
-    (run / WRITING / "checkpoint-3").mkdir(parents=True)
-    (run / WRITING / "checkpoint-3" / "optimizer.pt").touch()
-    trainer.hub_model_id = "me/policy"
-    trainer.push_to_hub()
-    assert {"_earlier-1", "_rloo_kit.lock", "_run.json", WRITING} <= {path.name for path in run.iterdir()}
-    assert {"adapter_model.safetensors", "tokenizer.json", "README.md"} <= set(pushed)
-    assert [name for name in pushed if "/" in name or name.startswith((".", "_"))] == []
-
-
-# --- whether it is whole ----------------------------------------------------------------------------------
-
-
-PARTS = ("adapter_model.safetensors", "optimizer.pt")
-
-
-def checkpoint(folder: Path, state: str | None = '{"global_step": 4}') -> Path:
+def checkpoint(folder: Path, step: int = 4) -> Path:
     """As plain TRL leaves it, with the least that is in it."""
     folder.mkdir(parents=True)
-    if state is not None:
-        (folder / "trainer_state.json").write_text(state)
-    for name in PARTS:
+    (folder / STATE).write_text(f'{{"global_step": {step}}}')
+    for name in ("adapter_model.safetensors", "optimizer.pt", "README.md"):
         (folder / name).write_bytes(bytes(100))
     return folder
 
 
 def sealed(folder: Path, step: int = 4) -> Path:
     """As a run of the kit's leaves it."""
-    seal(checkpoint(folder, f'{{"global_step": {step}}}'), {"step": step})
+    seal(checkpoint(folder, step), {"step": step})
     return folder
 
 
-@pytest.mark.parametrize("state", [None, '{"global_step": 4', "[4]", '{"global_step": 3}'])
-def test_a_checkpoint_is_whole_where_its_state_is_that_of_its_step(tmp_path: Path, state: str | None) -> None:
-    whole = checkpoint(tmp_path / "checkpoint-2", '{"global_step": 2}')
-    broken = checkpoint(tmp_path / "checkpoint-4", state)
-    assert newest_whole(tmp_path)[0] == whole
-    with pytest.raises(ConfigError, match="checkpoint-4 is not a checkpoint that can be resumed from: "):
-        checkpointing.check_whole(broken, tmp_path)
+def only_the_model(folder: Path) -> None:
+    (folder / "optimizer.pt").unlink()
+    seal(folder, {})
 
 
-DAMAGE = {
-    "removed": lambda file: file.unlink(),
-    "cut": lambda file: file.write_bytes(file.read_bytes()[:-1]),
-    "a bit flipped": lambda file: file.write_bytes(b"\1" + file.read_bytes()[1:]),
+def edited(name: str, text: str) -> Any:
+    return lambda folder: (folder / name).write_text(text)
+
+
+FAULTS: dict[str, tuple[Any, str]] = {
+    "none": (lambda folder: None, ""),
+    "none, of plain TRL": (lambda folder: (folder / MANIFEST).unlink(), ""),
+    "a card of the user's": (edited("README.md", "my own words"), ""),
+    "removed": (lambda folder: (folder / "optimizer.pt").unlink(), "optimizer.pt is missing"),
+    "cut": (edited("optimizer.pt", "x"), "optimizer.pt has 1 bytes of 100"),
+    "changed": (edited("optimizer.pt", "x" * 100), "optimizer.pt is not what was saved"),
+    "state cut": (edited(STATE, '{"global_step": 4'), f"{STATE} is missing or was cut off"),
+    "another state": (edited(STATE, "[4]"), f"{STATE} is missing or was cut off"),
+    "of another step": (edited(STATE, '{"global_step": 3}'), f"its {STATE} is of step 3"),
+    "no manifest's text": (edited(MANIFEST, ""), f"{MANIFEST} or a file that it names cannot be read"),
+    "another manifest": (edited(MANIFEST, "[]"), f"{MANIFEST} or a file that it names cannot be read"),
+    "save_only_model": (only_the_model, "it has no optimizer state (save_only_model?)"),
 }
 
 
-@pytest.mark.parametrize("part", [*PARTS, "trainer_state.json"])
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_checkpoint_with_a_damaged_file_is_named_with_that_file(
-    tmp_path: Path, part: str, damage: str
-) -> None:
-    folder = sealed(tmp_path / "checkpoint-4")
-    assert fault(folder) == ""
-    DAMAGE[damage](folder / part)
-    assert fault(folder).startswith(part)
-
-
-def test_without_optimizer_state_no_run_goes_on(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path / "checkpoint-4")
-    assert fault(folder) == ""
-    (folder / "optimizer.pt").unlink()
-    assert fault(folder) == "it has no optimizer state (save_only_model?)"
-    seal(folder, {})
-    assert fault(folder) == "it has no optimizer state (save_only_model?)"
-
-
-def test_a_card_is_the_users_to_edit(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path / "checkpoint-4")
-    (folder / "README.md").write_text("ours")
-    seal(folder, {})
-    (folder / "README.md").write_text("my own words")
-    assert fault(folder) == ""
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"files": {"a": 1}}'])
-def test_a_damaged_manifest_makes_a_checkpoint_damaged_and_no_one_elses(tmp_path: Path, text: str) -> None:
-    folder = sealed(tmp_path / "checkpoint-4")
-    (folder / MANIFEST).write_text(text)
-    assert MANIFEST in fault(folder) or "missing" in fault(folder)
-    assert is_ours(folder)
+@pytest.mark.parametrize("damage", FAULTS)
+def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path: Path, damage: str) -> None:
+    whole, folder = checkpoint(tmp_path / "checkpoint-2", 2), sealed(tmp_path / "checkpoint-4")
+    make, message = FAULTS[damage]
+    make(folder)
+    assert fault(folder) == message
+    assert newest_whole(tmp_path)[0] == (whole if message else folder)
+    assert is_ours(folder) == (damage != "none, of plain TRL")
 
 
 def test_only_an_exact_name_with_a_manifest_inside_and_no_link_is_a_runs_to_delete(tmp_path: Path) -> None:
@@ -196,7 +140,7 @@ def test_only_an_exact_name_with_a_manifest_inside_and_no_link_is_a_runs_to_dele
     (tmp_path / "checkpoint-6").symlink_to(sealed(tmp_path / "copied", 6))
     (tmp_path / "checkpoint-7").write_text("a file")
     (tmp_path / "checkpoint-8").symlink_to(tmp_path / "nowhere")
-    checkpoint(tmp_path / "checkpoint-10", '{"global_step": 9}')
+    checkpoint(tmp_path / "checkpoint-10", 9)
     sealed(tmp_path / "checkpoint-notes-2024", 11)
     assert [path.name for path in tmp_path.iterdir() if is_ours(path)] == ["checkpoint-4"]
     found, passed_over = newest_whole(tmp_path)
@@ -206,14 +150,12 @@ def test_only_an_exact_name_with_a_manifest_inside_and_no_link_is_a_runs_to_dele
 
 def test_a_path_that_is_no_checkpoint_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.raises(
-        ConfigError, match=r"does not exist[\s\S]*call train\(\) without it to start at step 0"
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)does not exist.*call train\(\) without it to start at"):
         checkpointing.check_whole(tmp_path / "checkpoint-2", run)
     for step in (2, 10):
-        checkpoint(run / f"checkpoint-{step}", f'{{"global_step": {step}}}')
+        checkpoint(run / f"checkpoint-{step}", step)
     with pytest.raises(
-        ConfigError, match=r"run is not a checkpoint .*\s.*\s.*run: checkpoint-2, checkpoint-10\."
+        ConfigError, match=r"(?s)run is not a checkpoint .*run: checkpoint-2, checkpoint-10\."
     ):
         checkpointing.check_whole(run, run)
 
@@ -266,24 +208,18 @@ def test_a_reward_that_changes_the_directory_changes_no_runs_folder(
     monkeypatch.chdir(tmp_path)
     make_trainer(max_steps=2, **{**SAVING, "reward_funcs": moves, "output_dir": "run"}).train()
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    assert {"checkpoint-1", "checkpoint-2", "trainer_state.json"} <= {
-        path.name for path in (tmp_path / "run").iterdir()
-    }
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    written = {"checkpoint-1", "checkpoint-2", "trainer_state.json", "README.md"}
+    assert {name for name in names if not name.startswith("_")} == written, "the hub gets nothing else"
 
 
-# --- one run, and the disk --------------------------------------------------------------------------------
-
-
-def test_a_second_run_in_the_same_folder_is_refused(make_trainer: Any, run: Path) -> None:
+def test_a_folder_of_another_run_or_one_that_cannot_be_written_to_is_refused_before_the_first_step(
+    make_trainer: Any, tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = make_trainer()
     with run_lock(run), pytest.raises(RunFolderError, match="another run has this folder"):
         trainer.train()
     trainer.train()
-
-
-def test_a_folder_that_cannot_be_written_to_is_said_before_the_first_step(
-    make_trainer: Any, tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunFolderError, match=r"could not be written: Not a directory[\s\S]*file/run"):
         make_trainer(output_dir=str(tmp_path / "file" / "run"))
@@ -291,7 +227,6 @@ def test_a_folder_that_cannot_be_written_to_is_said_before_the_first_step(
     def read_only(*_: object) -> None:
         raise OSError(30, "Read-only file system", str(run))
 
-    trainer = make_trainer()
     monkeypatch.setattr(FileLock, "acquire", read_only)
     with pytest.raises(RunFolderError, match="the run's folder could not be written: Read-only file system"):
         trainer.train()
@@ -325,9 +260,6 @@ def test_a_disk_that_fills_up_is_named_and_the_last_whole_checkpoint_is_untouche
     assert content(run / "checkpoint-1") == kept
     assert fault(run / "checkpoint-1") == ""
     assert not (run / WRITING).exists(), "half a checkpoint would take the room that is missing"
-
-
-# --- finite weights ---------------------------------------------------------------------------------------
 
 
 def test_the_last_whole_checkpoint_before_the_weights_were_nan_is_named(make_trainer: Any, run: Path) -> None:

@@ -4,7 +4,6 @@ import itertools
 import os
 import pickle
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,8 @@ from tests.conftest import as_loaded, random_rewards
 SAVED = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "lr_scheduler_type": "constant"}
 
 
-def steps_of(trainer: Any) -> list[int]:
-    return [entry["step"] for entry in trainer.state.log_history if "reward" in entry]
-
-
 def lora_of(policy: Any) -> dict[str, torch.Tensor]:
     return {n: p.detach().clone() for n, p in policy.model.named_parameters() if ".default." in n}
-
-
-# --- which checkpoint is taken ----------------------------------------------------------------------------
 
 
 def test_a_cell_stopped_within_a_step_goes_on_with_fresh_completions(make_trainer: Any) -> None:
@@ -89,30 +81,9 @@ def test_resuming_a_run_that_is_done_restores_the_adapter_beside_its_reference_a
     make_trainer(random_rewards, model=first, **settings).train()
     trainer = make_trainer(random_rewards, model=other, **settings)
     assert trainer.train(resume_from_checkpoint=True).global_step == 2
-    assert steps_of(trainer) == [1, 2]
+    assert [entry["step"] for entry in trainer.state.log_history if "reward" in entry] == [1, 2]
     now = lora_of(other)
     assert not [name for name, trained in lora_of(first).items() if not torch.equal(trained, now[name])]
-
-
-def test_a_moved_run_goes_on_and_ends_with_its_best_weights(
-    make_trainer: Any, tmp_path: Path, task: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings: dict[str, Any] = {**SAVED, "eval_strategy": "steps", "eval_steps": 1, "save_total_limit": 1}
-    settings |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward"}
-    settings |= {"eval_dataset": task.held_out.select(range(2))}
-    make_trainer(random_rewards, **{**settings, "max_steps": 1}).train()
-    moved = (tmp_path / "run").rename(tmp_path / "moved")
-    again = make_trainer(random_rewards, output_dir=str(moved), **settings)
-    # As if the step to come were worse, so that the best one is the one that was moved.
-    monkeypatch.setattr(again, "_determine_best_metric", lambda metrics, trial: False)
-    again.train(resume_from_checkpoint=True)
-    assert again.state.global_step == 2
-    assert again.state.best_model_checkpoint == str(moved / "checkpoint-1")
-    assert [one.name for one in run_folder.checkpoints(moved)] == ["checkpoint-1", "checkpoint-2"]
-    assert not (tmp_path / "run").exists()
-
-
-# --- the same run -----------------------------------------------------------------------------------------
 
 
 def scaled(factor: float) -> Any:
@@ -143,13 +114,7 @@ def test_what_is_changed_on_purpose_is_named_once_with_its_old_and_its_new_value
     same = make_trainer(**both, train_dataset=rows, **{**SAVED, "max_steps": 3})
     same.train(resume_from_checkpoint=True)
     assert said() == [], "more steps on a constant schedule are no other run"
-    changed = {
-        "temperature": 0.9,
-        "beta": 0.05,
-        "learning_rate": 3e-6,
-        "normalize_advantages": True,
-        "seed": 7,
-    }
+    changed: dict[str, Any] = {"temperature": 0.9, "beta": 0.05, "normalize_advantages": True, "seed": 7}
     settings = {**SAVED, **changed, "max_steps": 4, "reward_weights": [2.0]}
     other = make_trainer([scaled(2.0)], train_dataset=task.train.select(range(63)), **settings)
     other.train(resume_from_checkpoint=True)
@@ -162,10 +127,11 @@ def test_what_is_changed_on_purpose_is_named_once_with_its_old_and_its_new_value
         assert f"{name}={value!r} (it was {before[name]!r})" in told
 
 
-OTHERS = {
-    "lora_alpha": ({"lora_alpha": 7}, r"lora_alpha=7 \(it was 16\)"),
-    "modules": ({"target_modules": ["q_proj"]}, r"target_modules=\['q_proj'\] \(it was \['down_proj', "),
-    "bits": ({"load_in_4bit": False}, r"bits=16 \(it was 4\)"),
+OTHERS: dict[str, Any] = {  # arguments of load_policy, settings, what is said
+    "lora_alpha": ({"lora_alpha": 7}, {}, r"lora_alpha=7 \(it was 16\)"),
+    "modules": ({"target_modules": ["q_proj"]}, {}, r"target_modules=\['q_proj'\] \(it was \['down_proj', "),
+    "bits": ({"load_in_4bit": False}, {}, r"bits=16 \(it was 4\)"),
+    "optimizer": ({}, {"optim": "sgd"}, r"optim='sgd' \(it was 'adamw_torch_fused'\)"),
 }
 
 
@@ -177,12 +143,12 @@ def stopped(make_trainer: Any, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_a_policy_whose_weights_would_mean_something_else_is_refused_as_it_was(
+def test_a_policy_or_an_optimizer_of_another_kind_is_refused_and_left_as_it_was(
     make_trainer: Any, case: str, stopped: Path
 ) -> None:
-    given, message = OTHERS[case]
-    other = rloo_kit.load_policy("tiny", seed=0, **given)
-    before, trainer = lora_of(other), make_trainer(random_rewards, model=other, **SAVED)
+    arguments, settings, message = OTHERS[case]
+    other = rloo_kit.load_policy("tiny", seed=0, **arguments)
+    before, trainer = lora_of(other), make_trainer(random_rewards, model=other, **SAVED, **settings)
     with pytest.raises(ConfigError, match=f"(?s){message}.*load the policy"):
         trainer.train(resume_from_checkpoint=str(stopped))
     assert stopped.with_name("checkpoint-2").is_dir(), "nothing is set aside for a run that does not begin"
@@ -190,32 +156,23 @@ def test_a_policy_whose_weights_would_mean_something_else_is_refused_as_it_was(
 
 
 @pytest.mark.usefixtures("stopped")
-def test_another_optimizer_than_the_checkpoints_is_refused(make_trainer: Any) -> None:
-    trainer = make_trainer(random_rewards, **{**SAVED, "max_steps": 3}, optim="sgd")
-    with pytest.raises(ConfigError, match=r"optim='sgd' \(it was 'adamw_torch_fused'\)"):
-        trainer.train(resume_from_checkpoint=True)
-
-
-@pytest.mark.usefixtures("stopped")
 def test_another_base_is_refused_and_the_same_one_in_another_folder_is_taken(
     make_trainer: Any, tmp_path: Path, said: Any
 ) -> None:
+    def resume_with(folder: Path) -> None:
+        policy = rloo_kit.load_policy(folder, seed=0, load_in_4bit=True)
+        trainer = make_trainer(random_rewards, model=policy, **{**SAVED, "max_steps": 3})
+        trainer.train(resume_from_checkpoint=True)
+
     here = shutil.copytree(TINY.checkpoint(), tmp_path / "a copy")
-    copied = rloo_kit.load_policy(here, seed=0, load_in_4bit=True)
-    make_trainer(random_rewards, model=copied, **{**SAVED, "max_steps": 3}).train(resume_from_checkpoint=True)
+    resume_with(here)
     assert said() == []
     weights = load_file(here / "model.safetensors")
     name = next(name for name in sorted(weights) if "down_proj" in name)
     weights[name] += 0.01 * weights[name].std() * torch.randn_like(weights[name])
     save_file(weights, here / "model.safetensors", metadata={"format": "pt"})
-    trainer = make_trainer(
-        random_rewards, model=rloo_kit.load_policy(here, seed=0, load_in_4bit=True), **SAVED
-    )
     with pytest.raises(ConfigError, match=r"base_weights='\w{16}' \(it was '\w{16}'\)"):
-        trainer.train(resume_from_checkpoint=True)
-
-
-# --- the order of prompts ---------------------------------------------------------------------------------
+        resume_with(here)
 
 
 class Pays:
@@ -233,14 +190,6 @@ class Pays:
 
 TINY_BATCH = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 2}
 TWO_STEPS = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "per_device_train_batch_size": 2}
-
-
-def test_an_epoch_draws_each_prompt_once_and_the_next_in_another_order(make_trainer: Any, task: Any) -> None:
-    reward = Pays()
-    make_trainer(reward, train_dataset=task.train.select(range(8)), max_steps=8, **TINY_BATCH).train()
-    epochs = [[*itertools.chain(*reward.prompts[start : start + 4])] for start in (0, 4)]
-    assert [set(Counter(epoch).values()) for epoch in epochs] == [{1}, {1}]
-    assert epochs[0] != epochs[1]
 
 
 @pytest.mark.parametrize(
@@ -262,10 +211,9 @@ def test_a_run_that_was_stopped_draws_the_prompts_of_one_that_was_not(
     then, resumed_rewards = run("stopped", steps, again=True)
     assert first + then == prompts
     assert resumed_rewards == rewards
-    assert len({tuple(batch) for batch in prompts}) > 2
-
-
-# --- what a checkpoint's files may be ---------------------------------------------------------------------
+    groups = [*itertools.chain(*prompts)]
+    assert len({*groups[:8]}) == 8, "an epoch draws each prompt once"
+    assert len(groups) == 8 or groups[8:] != groups[:4], "and the next in another order"
 
 
 class Runs:
@@ -279,11 +227,7 @@ class Runs:
 
 
 def test_nothing_of_a_malicious_pickle_is_run(make_trainer: Any, tmp_path: Path) -> None:
-    settings = {
-        **SAVED,
-        "max_steps": 1,
-        "num_iterations": 2,
-    }  # so that the rest of a generation batch is kept
+    settings = {**SAVED, "max_steps": 1, "num_iterations": 2}  # so that a batch goes on after step 1
     make_trainer(random_rewards, **settings).train()
     folder, trap = tmp_path / "run" / "checkpoint-1", tmp_path / "trap"
     assert (folder / "rollout_0.pt").is_file()
