@@ -121,7 +121,7 @@ class Recipe:
             return "policy.tokenizer"
         if isinstance(value, list | tuple):
             return [self.value(one) for one in value]
-        return self.function(value) if callable(value) else plain(value)
+        return self.function(value) if callable(value) else to_jsonable_python(value)
 
     def function(self, function: Any) -> str:
         """The file of the user's that has a function, or that of a notebook's functions, which takes it in."""
@@ -164,18 +164,6 @@ def source_of(function: Callable[..., Any], name: str) -> str:
     return source
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON and YAML have it."""
-    try:
-        as_json = to_jsonable_python(value)
-    except (ValueError, TypeError):
-        what = f"a {type(value).__name__} cannot be written into a file"
-        raise ConfigError(what, todo="give a number, a text, or a list of them") from None
-    if holds_secret(str(as_json)):
-        raise ConfigError(f"a text is left out: {LEFT_OUT}", todo="read it from os.environ, in a .py file")
-    return as_json
-
-
 def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
     """The settings that were given; ``notes`` gets a word on each secret and function, which is left out."""
     given = args.given() if isinstance(args, RLOOConfig) else {}
@@ -187,7 +175,7 @@ def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
     left_out = {name: "which belongs into .env" for name, value in given.items() if is_secret(name, value)}
     left_out |= {"on_unhealthy": "a function"} if given.get("on_unhealthy") in HANDLERS else {}
     notes += [f"{name}, {why}" for name, why in left_out.items()]
-    return {name: plain(value) for name, value in given.items() if name not in left_out}
+    return {name: to_jsonable_python(value) for name, value in given.items() if name not in left_out}
 
 
 # --- for the model card -----------------------------------------------------------------------------------

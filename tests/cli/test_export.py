@@ -80,9 +80,7 @@ def test_a_run_of_notebook_07_is_exported_and_repeated_to_the_same_rewards(
     result = command("export", folder / "first", "--out", folder / "again.yaml")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.split() == [str(folder / "again.yaml"), str(folder / "again_rewards.py")]
-    assert (
-        result.stderr == "not in it: imports and names that in_time, long_enough may use: add them beside\n"
-    )
+    assert result.stderr.startswith("not in it: imports and names that in_time, long_enough may use")
     repeated = command("train", folder / "again.yaml")
     assert repeated.exit_code == 0, repeated.stderr
     first = log_of(folder / "first")
@@ -94,11 +92,9 @@ def test_a_run_of_notebook_07_is_exported_and_repeated_to_the_same_rewards(
     assert written["policy"] == {"name": "tiny", "seed": 0}
     assert written["task"]["from_file"]["system"] == "Add."
     assert written["rewards"][1] == "task.correct"
-    as_loaded(loaded_once)
-    once_more = command("export", folder / "first-again", "--out", folder / "once_more.yaml")
-    assert once_more.exit_code == 0, once_more.stderr
-    later = yaml.safe_load((folder / "once_more.yaml").read_text())
-    assert later["rewards"][0]["rewards.weighted"]["rewards"][1] == f"{folder}/again_rewards.py:in_time"
+    recipe = json.loads((folder / "first-again" / RECIPE).read_text())  # its functions are in a file now
+    weighted = recipe["config"]["rewards"][0]["rewards.weighted"]
+    assert weighted["rewards"][1] == f"{folder}/again_rewards.py:in_time"
 
 
 def test_two_functions_of_one_name_are_refused(cell: dict[str, Any]) -> None:
@@ -117,11 +113,10 @@ def test_what_looks_as_if_it_held_a_secret_is_left_out_and_said_to_be() -> None:
     assert recipe.cannot == [
         ["rewards", f"the source of judged is left out: {LEFT_OUT}", "read it from os.environ"]
     ]
-    call = Call("rewards.judge", {"api_key": "0123456789", "reward": [1]})
     with pytest.raises(ConfigError, match=r"api_key of rewards\.judge is left out"):
-        recipe.arguments(call)
-    with pytest.raises(ConfigError, match="a text is left out"):
-        recipe.value({"where": secret})
+        recipe.arguments(Call("rewards.judge", {"api_key": "0123456789", "reward": [1]}))
+    with pytest.raises(ConfigError, match=r"where of rewards\.judge is left out"):
+        recipe.arguments(Call("rewards.judge", {"where": [secret]}))
     assert secret.split("\n")[0] not in recipe.as_json()
 
 
@@ -131,12 +126,11 @@ def test_what_cannot_be_exported_is_named_with_what_to_do_and_costs_no_run(
     make_trainer(cell["unnamed"], train_dataset=task.train.select(range(8)), output_dir="ran").train()
     result = command("export", "ran")
     assert result.exit_code == 2
-    said = result.stderr.split("\n\n")
-    assert len(said) == 2
-    assert "train_dataset is no task's train side as it was made" in said[0]
-    assert "make tasks.from_file(file)" in said[0]
-    assert "a reward is a lambda" in said[1]
-    assert "Where: ran, rewards" in said[1]
+    task_fault, reward_fault = result.stderr.split("\n\n")
+    assert "train_dataset is no task's train side as it was made" in task_fault
+    assert "make tasks.from_file(file)" in task_fault
+    assert "a reward is a lambda" in reward_fault
+    assert "Where: ran, rewards" in reward_fault
     assert not Path("ran.yaml").exists()
 
 
@@ -146,9 +140,7 @@ def test_a_policy_that_was_trained_before_the_run_is_refused(
     trainer = make_trainer(output_dir="ran", learning_rate=1e-2, beta=0.0)
     trainer.train()
     assert json.loads(Path("ran", RECIPE).read_text())["cannot"] == []
-    trainer.model.get_parameter(
-        next(n for n, _ in trainer.model.named_parameters() if "lora_B" in n)
-    ).data += 1
+    next(p for name, p in trainer.model.named_parameters() if "lora_B" in name).data += 1
     trainer.train()
     ((section, what, todo),) = json.loads(Path("ran", RECIPE).read_text())["cannot"]
     assert (section, what) == ("policy", "the policy had been trained before this run")
