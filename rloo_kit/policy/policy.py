@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedTokenizerBase
 
-    from rewards import Audit
-    from rloo_kit import Evaluation
-    from rloo_kit.policy.save import Place, Type
 
 Prompt = str | Sequence[Mapping[str, object]]
 """A text, or a conversation of {"role", "content"} messages."""
@@ -210,71 +207,7 @@ class Policy:
         free = hardware.cuda_bytes_within_reach()
         return max(1, min(64, free // 2 // (self.checkpoint.kv_bytes_per_token * tokens)))
 
-    def save(
-        self, folder: Place, *, results: Mapping[str, Evaluation] | None = None, audits: Iterable[Audit] = ()
-    ) -> Path:
-        """Write adapter, tokenizer and a model card; where all weights were trained, the whole checkpoint.
-
-        ``load_policy(folder)`` reads them back.  The folder is new or an earlier save's, which is replaced when all is
-        written.  In a run of several processes all have to call it.
-
-        Args:
-            results, audits: for the card, evaluations by name, {"before": before, "after": after}, and of the rewards.
-
-        Raises:
-            ConfigError: the place is a file, a folder that holds more than an adapter, or the policy's own base.
-            NonFiniteError: a trained weight is NaN or infinite.
-            RunFolderError: the disk is full, or the folder cannot be written to.
-        """
-        return save.save_own(self, folder, results=results, audits=audits)
-
-    def save_merged(
-        self,
-        folder: Place,
-        *,
-        dtype: Type = None,
-        base: Place | None = None,
-        results: Mapping[str, Evaluation] | None = None,
-        audits: Iterable[Audit] = (),
-    ) -> Path:
-        """Write one checkpoint, base and LoRA in one, for anything that reads Hugging Face's format.
-
-        The base is loaded unquantised, in the computer's own memory, so the policy may be in 4 bit.  A type of few bits
-        rounds a small update away: the share that is kept is printed, with a warning under 90 %.
-
-        Args:
-            folder, results, audits: as for :meth:`save`.
-            dtype: "float16", "bfloat16" or "float32", or torch's own.  None takes float16, which has three bits more
-                than bfloat16, and bfloat16 where weights or logits are out of float16's range.
-            base: folder or hub id of the base's unquantised weights; None takes what the policy was loaded from.
-
-        Raises:
-            PolicyNotFoundError: the base's unquantised weights are neither on this machine nor on the hub.
-            ConfigError: it is another base, its weights are out of float16's range, or as :meth:`save`.
-        """
-        return save.save_merged(self, folder, dtype, base, results=results, audits=audits)
-
-    def save_gguf(
-        self,
-        file: Place,
-        *,
-        quantization: str = "q8_0",
-        llama_cpp: Place | None = None,
-        base: Place | None = None,
-    ) -> Path:
-        """Write a GGUF file by llama.cpp's converter, of a merged checkpoint; nothing is installed.
-
-        Args:
-            file: its name; an earlier .gguf is replaced.
-            quantization: f32, f16, bf16 or q8_0; llama.cpp's ``llama-quantize`` makes smaller ones of an f16.
-            llama_cpp: the folder of llama.cpp, or its converter; None looks on the PATH.
-            base: as for :meth:`save_merged`.
-
-        Raises:
-            ConfigError: another quantization, a place that is no GGUF file, or a model that llama.cpp does not know.
-            PolicyNotFoundError: no converter, with the commands that bring it.
-        """
-        return save.save_gguf(self, file, quantization, llama_cpp, base)
+    save, save_merged, save_gguf = save.save, save.save_merged, save.save_gguf
 
 
 NO_EFFECT = {"temperature": (1.0, 0.0), "top_p": (1.0,), "top_k": (0,), "min_p": (None, 0.0)}

@@ -35,7 +35,7 @@ HUB_SECONDS = 9.0  # the hub's library itself retries for longer
 OF_FILES = ["*.json", "adapter_model*", "*.jinja", "*.txt", "*.model"]
 """What an adapter's repository is read for: not its optimizer, nor a run's other checkpoints."""
 
-Name = str | os.PathLike[str]
+Place = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Source:
     is_adapter: bool = False
 
 
-def named_for_device(name: Name | None, four_bit: bool | None) -> tuple[Name, bool | None]:
+def named_for_device(name: Place | None, four_bit: bool | None) -> tuple[Place, bool | None]:
     """What None, for a first run, and "largest" stand for on this machine, and whether that is to think."""
     import torch
 
@@ -61,7 +61,7 @@ def named_for_device(name: Name | None, four_bit: bool | None) -> tuple[Name, bo
     return cards.fit(load_in_4bit=four_bit is not False).model.checkpoint.name, None
 
 
-def resolve(name: Name, four_bit: bool | None, token: str | None = None, **place: Any) -> Source:
+def resolve(name: Place, four_bit: bool | None, token: str | None = None, **place: Any) -> Source:
     """The source of a name as ``load_policy`` takes it, else a PolicyNotFoundError; an adapter's files are fetched.
 
     ``place``: revision and cache_dir.
@@ -89,7 +89,7 @@ def resolve(name: Name, four_bit: bool | None, token: str | None = None, **place
         return _of_folder(snapshot_download(text, token=token, **place, **files))
 
 
-def expanded(name: Name) -> Path:
+def expanded(name: Place) -> Path:
     """A path as a user writes it, with "~"."""
     return Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
@@ -133,7 +133,7 @@ def base_of(model: PeftModel | PreTrainedModel) -> str:
     return str(named or getattr(getattr(model, "config", None), "_name_or_path", ""))
 
 
-def base_named(name: Name) -> str:
+def base_named(name: Place) -> str:
     """The base of what ``load_policy(name)`` would load, as far as a folder on this machine says."""
     config = expanded(name) / ADAPTER_CONFIG
     return str(read(config).get(BASE) or "") if config.is_file() else str(expanded(name))
@@ -185,29 +185,27 @@ def portable(source: Source) -> Iterator[str]:
 
 def check_adapter(path: str, lora: Mapping[str, Any] | None) -> set[str]:
     """Names of a saved adapter's matrices, which are whole and finite; a warning where it is not the LoRA asked for."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
     if lora is None:
         what = "an adapter is a LoRA, and full_finetuning trains the weights below it"
         todo = "load_policy(that folder).save_merged('out/merged'), and train out/merged"
         raise ConfigError(what, where=f"load_policy({path!r}, full_finetuning=True)", todo=todo)
-    own, names, where = read(Path(path) / ADAPTER_CONFIG), set(), f"load_policy({path!r}), {WEIGHTS}"
+    own, where = read(Path(path) / ADAPTER_CONFIG), f"load_policy({path!r}), {WEIGHTS}"
     for name, default in {"r": 16, "lora_alpha": lora["r"], "use_rslora": False}.items():
         if lora[name] not in (default, own.get(name, lora[name])):
             output.warn(f"load_policy({path!r}): the saved adapter keeps its own {name}={own[name]}.")
     try:
-        with safe_open(str(Path(path) / WEIGHTS), framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 - no mapping
-                weight = weights.get_tensor(name)
-                if weight.is_floating_point() and not weight.isfinite().all():
-                    what = f"the adapter has weights that are not finite, in {name}"
-                    raise NonFiniteError(what, where=where, todo=ANEW)
-                names.add(name)
+        weights = load_file(Path(path) / WEIGHTS)
     except (SafetensorError, OSError) as error:
         what = f"the adapter's weights cannot be read: {error}"
         todo = f"{ANEW}: the file is damaged or gone, or a pointer that git lfs pull replaces by it"
         raise PolicyNotFoundError(what, where=where, todo=todo) from error
-    return {name for name in names if "lora_" in name}
+    if bad := [name for name, weight in weights.items() if not weight.isfinite().all()]:
+        what = f"the adapter has weights that are not finite, in {bad[0]}"
+        raise NonFiniteError(what, where=where, todo=ANEW)
+    return {name for name in weights if "lora_" in name}
 
 
 def check_attached(model: PeftModel, saved: set[str], path: str) -> None:

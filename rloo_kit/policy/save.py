@@ -7,22 +7,23 @@ nothing is installed, as unsloth's ``save_pretrained_gguf`` would by the system'
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from rloo_kit import argument_types
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RLOOKitError, RunFolderError
 from rloo_kit.policy import model_card, resolve
 from rloo_kit.policy.bundled import BUNDLED
 from rloo_kit.policy.model_card import CARD
-from rloo_kit.policy.resolve import ADAPTER_CONFIG, expanded
+from rloo_kit.policy.resolve import ADAPTER_CONFIG, Place, expanded
 from rloo_kit.session import multi_process, output
 from rloo_kit.session.output import without_bars
 
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from rewards import Audit
+    from rloo_kit import Evaluation
     from rloo_kit.models import Checkpoint
     from rloo_kit.policy.model_card import Facts
     from rloo_kit.policy.policy import Policy
 
-Place: TypeAlias = "str | os.PathLike[str]"
-Type: TypeAlias = "str | torch.dtype | None"
 
 _ADAPTER = (
     r"adapter_config\.json|adapter_model\.(safetensors|bin)|README\.md|chat_template\.jinja|\.DS_Store"
@@ -144,7 +145,7 @@ def _write(
 ) -> Path:
     """Weights, tokenizer and card into a folder that takes the named one's place when all is written.
 
-    ``weights`` writes them into a folder and gives what the card is to say of that; ``measured``: results and audits.
+    ``weights`` writes them into a folder and gives what the card is to say of that.
     """
     named = expanded(folder)
     target, where = Path(os.path.realpath(named)), f"{where}({os.fspath(folder)!r})"
@@ -163,10 +164,29 @@ def _write(
     return named
 
 
-def save_own(policy: Policy, folder: Place, **measured: Any) -> Path:
-    """As :meth:`rloo_kit.Policy.save`."""
+def save(
+    policy: Policy,
+    folder: Place,
+    *,
+    results: Mapping[str, Evaluation] | None = None,
+    audits: Iterable[Audit] = (),
+) -> Path:
+    """Write adapter, tokenizer and a model card; where all weights were trained, the whole checkpoint.
+
+    ``load_policy(folder)`` reads them back.  The folder is new or an earlier save's, which is replaced when all is
+    written.  In a run of several processes all have to call it.
+
+    Args:
+        results, audits: for the card, evaluations by name, {"before": before, "after": after}, and of the rewards.
+
+    Raises:
+        ConfigError: the place is a file, a folder that holds more than an adapter, or the policy's own base.
+        NonFiniteError: a trained weight is NaN or infinite.
+        RunFolderError: the disk is full, or the folder cannot be written to.
+    """
     form = "LoRA adapter" if policy.has_lora else "checkpoint, all weights trained"
-    return _write(policy, folder, "Policy.save", form, lambda place: _write_own(policy, place), **measured)
+    own = functools.partial(_write_own, policy)
+    return _write(policy, folder, "Policy.save", form, own, results=results, audits=audits)
 
 
 def _write_own(policy: Policy, place: Path) -> Facts:
@@ -185,8 +205,30 @@ PROMPT = "What is 17 + 25?"
 INSTEAD = "float32 (dtype='float32', quantization='f32'), or keep the adapter: policy.save(folder)"
 
 
-def save_merged(policy: Policy, folder: Place, dtype: Type, base: Place | None, **measured: Any) -> Path:
-    """As :meth:`rloo_kit.Policy.save_merged`."""
+def save_merged(
+    policy: Policy,
+    folder: Place,
+    *,
+    dtype: str | torch.dtype | None = None,
+    base: Place | None = None,
+    results: Mapping[str, Evaluation] | None = None,
+    audits: Iterable[Audit] = (),
+) -> Path:
+    """Write one checkpoint, base and LoRA in one, for anything that reads Hugging Face's format.
+
+    The base is loaded unquantised, in the computer's own memory, so the policy may be in 4 bit.  A type of few bits
+    rounds a small update away: the share that is kept is printed, with a warning under 90 %.
+
+    Args:
+        folder, results, audits: as for :meth:`save`.
+        dtype: "float16", "bfloat16" or "float32", or torch's own.  None takes float16, which has three bits more than
+            bfloat16, and bfloat16 where weights or logits are out of float16's range.
+        base: folder or hub id of the base's unquantised weights; None takes what the policy was loaded from.
+
+    Raises:
+        PolicyNotFoundError: the base's unquantised weights are neither on this machine nor on the hub.
+        ConfigError: it is another base, its weights are out of float16's range, or as :meth:`save`.
+    """
     given = {"dtype": dtype and str(dtype).removeprefix("torch.")}
     hints = {"dtype": Literal["float16", "bfloat16", "float32"] | None}
     kind = argument_types.check(given, hints, "Policy.save_merged")["dtype"]
@@ -204,7 +246,8 @@ def save_merged(policy: Policy, folder: Place, dtype: Type, base: Place | None, 
             output.warn(f"{lost}: the rest is rounded away. What to do: {INSTEAD}.")
         return {"Merge": {"type": name, "kept of the update": f"{kept:.1%}"}}
 
-    return _write(policy, folder, "Policy.save_merged", "merged checkpoint", weights, **measured)
+    form = "merged checkpoint"
+    return _write(policy, folder, "Policy.save_merged", form, weights, results=results, audits=audits)
 
 
 def sixteen_bit_base(checkpoint: Checkpoint, base: str) -> str:
@@ -290,9 +333,25 @@ CLONE = (
 
 
 def save_gguf(
-    policy: Policy, file: Place, quantization: str, llama_cpp: Place | None, base: Place | None
+    policy: Policy,
+    file: Place,
+    *,
+    quantization: str = "q8_0",
+    llama_cpp: Place | None = None,
+    base: Place | None = None,
 ) -> Path:
-    """As :meth:`rloo_kit.Policy.save_gguf`."""
+    """Write a GGUF file by llama.cpp's converter, of a merged checkpoint; nothing is installed.
+
+    Args:
+        file: its name; an earlier .gguf is replaced.
+        quantization: f32, f16, bf16 or q8_0; llama.cpp's ``llama-quantize`` makes smaller ones of an f16.
+        llama_cpp: the folder of llama.cpp, or its converter; None looks on the PATH.
+        base: as for :meth:`save_merged`.
+
+    Raises:
+        ConfigError: another quantization, a place that is no GGUF file, or a model that llama.cpp does not know.
+        PolicyNotFoundError: no converter, with the commands that bring it.
+    """
     named, where = expanded(file), f"Policy.save_gguf({os.fspath(file)!r})"
     if quantization not in BY_CONVERTER:
         what = f"llama.cpp's converter writes {', '.join(BY_CONVERTER)}, and not {quantization!r}"
@@ -303,7 +362,7 @@ def save_gguf(
     with replacing(target, where) as fresh:
         dtype = {"f32": "float32", "bf16": "bfloat16"}.get(quantization)
         folder = fresh.with_name("merged")
-        save_merged(policy, folder, dtype, base) if policy.has_lora else policy.save(folder)
+        save_merged(policy, folder, dtype=dtype, base=base) if policy.has_lora else save(policy, folder)
         command = [*converter, str(folder), "--outfile", str(fresh), "--outtype", quantization]
         done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
         if done.returncode:
