@@ -40,12 +40,9 @@ def test_the_sizes_are_the_published_ones() -> None:
 
 def test_the_model_for_a_cpu_is_of_another_family_and_says_how_to_sample_and_ask_it() -> None:
     card = CATALOGUE["smollm2-135m"]
-    assert find("HuggingFaceTB/SmolLM2-135M-Instruct") is card
     assert (card.family, card.four_bit, card.temperature, card.form) == ("llama", False, 0.6, "auto")
     assert card.parameters == 134_515_008
     assert card.tokens.open_id < 0 > card.tokens.close_id, "ids that no completion has"
-    qwen = [other for other in CATALOGUE.values() if other is not card]
-    assert {(other.temperature, other.four_bit) for other in qwen} == {(1.0, True)}
 
 
 @pytest.mark.parametrize(
@@ -58,21 +55,14 @@ def test_any_name_of_a_checkpoint_finds_it_and_that_of_something_else_has_neighb
     assert nearest("qwen3-8")[0] == "qwen3-8b"
 
 
-@pytest.mark.parametrize(
-    ("shape", "why"),
-    [
-        ((256, 64), "exactly one block of 256 scales"),
-        ((257, 64), "one scale more"),
-        ((100, 1), "a last block of 64 that is not full"),
-        ((33, 1), "an odd number of weights"),
-    ],
-)
-def test_a_4_bit_matrix_takes_the_bytes_that_bitsandbytes_stores(shape: tuple[int, int], why: str) -> None:
+@pytest.mark.parametrize("shape", [(256, 64), (257, 64), (33, 1)])
+def test_a_4_bit_matrix_takes_the_bytes_that_bitsandbytes_stores(shape: tuple[int, int]) -> None:
+    """Exactly one block of 256 scales, one scale more, and an odd number of weights."""
     from bitsandbytes.functional import quantize_4bit
 
     packed, state = quantize_4bit(torch.randn(shape), quant_type="nf4", compress_statistics=True)
     stored = [packed, state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code]
-    assert nf4_bytes(shape[0] * shape[1]) == sum(tensor.nbytes for tensor in stored), why
+    assert nf4_bytes(shape[0] * shape[1]) == sum(tensor.nbytes for tensor in stored)
 
 
 def test_a_shape_is_read_off_an_unknown_checkpoint(qwen3_config: Any) -> None:
@@ -94,8 +84,7 @@ def test_the_template_tells_whether_a_policy_thinks(template: str, thinks: str) 
 
 
 def test_token_ids_and_texts_are_those_of_the_bundled_tokenizer(policy: Any) -> None:
-    ids = [*EOS_TEXTS, QWEN3.open_id, QWEN3.close_id]
-    texts = [*EOS_TEXTS.values(), OPEN, CLOSE]
+    ids, texts = [*EOS_TEXTS, QWEN3.open_id, QWEN3.close_id], [*EOS_TEXTS.values(), OPEN, CLOSE]
     assert policy.tokenizer.convert_ids_to_tokens(ids) == texts
     assert policy.tokenizer.eos_token == END_OF_TURN
     assert set(PADS) <= set(policy.tokenizer.get_vocab())

