@@ -32,17 +32,6 @@ BLOCK = 128
 
 
 @contextmanager
-def without_max_length(model: PreTrainedModel) -> Iterator[None]:
-    """Works around: unsloth_zoo sets it on a GPU, and every call then warns that ``max_new_tokens`` overrules it."""
-    config = model.generation_config
-    kept, config.max_length = config.max_length, None
-    try:
-        yield
-    finally:
-        config.max_length = kept
-
-
-@contextmanager
 def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
     """Works around: on a GPU unsloth hands lm_head a slice of a wider buffer, and torch then reads the matrix once for
     each row (aten's LinearAlgebra.cpp, ``should_fold``).  Here its input is made contiguous; no value changes."""
@@ -213,16 +202,10 @@ class SlicedGenerate:
         self._generate = model.generate  # as it is now: the trainer puts this object in its place
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **how: Any) -> torch.Tensor:
-        """As ``model.generate``: ids (rows, tokens) to ids (rows, tokens + longest completion), padded on the right.
-
-        With a tensor among the further arguments, as vision models have, the batch stays whole.
-        """
+        """As ``model.generate``: ids (rows, tokens) to ids (rows, tokens + longest completion), padded on the right."""
         how |= self._budget
         if self.fast and input_ids.device.type == "cpu":
             how["custom_generate"] = decode
-        if any(isinstance(value, torch.Tensor) for value in how.values()):
-            whole: torch.Tensor = self._generate(input_ids=input_ids, attention_mask=attention_mask, **how)
-            return whole
         lengths = attention_mask.sum(1).tolist()
         completions: dict[int, torch.Tensor] = {}
         waiting = packed(range(len(lengths)), lengths, self.at_once)

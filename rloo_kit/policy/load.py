@@ -127,9 +127,10 @@ HINTS: Arguments = {
     "token": str | bool | None,
     "revision": str | None,
 }
-ADVICE = {name: f"{DEFAULTS[name]} is the default" for name in ("max_seq_length", "lora_rank")}
-ADVICE["target_modules"] = f"a list of some of {', '.join(PROJECTIONS)}, or 'all-linear' for all seven"
-ADVICE["lora_dropout"] = "leave it out: with dropout the on-policy ratio would differ from 1"
+ADVICE = {
+    "target_modules": f"a list of some of {', '.join(PROJECTIONS)}, or 'all-linear' for all seven",
+    "lora_dropout": "leave it out: with dropout the on-policy ratio would differ from 1",
+}
 
 NAMES = {*HINTS, *ALIASES, "device_map"} - {"kwargs", "return"}
 """Every argument that ``load_policy`` takes or answers; others go to unsloth."""

@@ -17,7 +17,7 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
 from rloo_kit.models import Checkpoint
 from rloo_kit.policy import resolve, save
-from rloo_kit.policy.generate import SlicedGenerate, decode_graphs, head_in_one_product, without_max_length
+from rloo_kit.policy.generate import SlicedGenerate, decode_graphs, head_in_one_product
 from rloo_kit.policy.thinking import budget_of, check_thinking, setting_of
 from rloo_kit.policy.tokenizer import complete, without_dropout
 from rloo_kit.session import output
@@ -111,10 +111,6 @@ class Policy:
         """Token ids of each prompt; a conversation goes through the chat template, with the generation prompt and
         ``template``'s arguments, such as ``enable_thinking=False``."""
         check_thinking(self.tokenizer, template)
-        if not self.tokenizer.chat_template and not all(isinstance(prompt, str) for prompt in prompts):
-            what = "the prompts are conversations and the tokenizer has no chat template"
-            todo = "use an instruct or chat checkpoint, or give plain strings as prompts"
-            raise ConfigError(what, where=type(self.tokenizer).__name__, todo=todo)
         render = functools.partial(
             self.tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=True, return_dict=True
         )
@@ -255,7 +251,6 @@ def _sampling(model: PeftModel, seed: int | None) -> Iterator[None]:
     with (
         torch.random.fork_rng(devices=devices, enabled=seed is not None),
         torch.no_grad(),
-        without_max_length(model),
         head_in_one_product(model),
         decode_graphs(model),
     ):

@@ -262,6 +262,6 @@ def hub_explained(repository: str) -> Iterator[None]:
         todo = f"look at {constants.ENDPOINT}/{repository}; a private or gated one needs HF_TOKEN in .env"
         if isinstance(cause, silent):
             what = f"{repository} is no folder, not whole in the hub's cache, and the hub cannot be reached"
-            todo = "connect and call prepare(offline=False) in a fresh kernel, or give load_policy a folder"
-        where = f"load_policy; offline mode is {'on' if constants.HF_HUB_OFFLINE else 'off'}"
+            todo = "connect and call prepare(offline=False) in a fresh kernel, or name a folder in its place"
+        where = f"offline mode is {'on' if constants.HF_HUB_OFFLINE else 'off'}"
         raise PolicyNotFoundError(what, where=where, todo=todo) from error

@@ -29,7 +29,6 @@ from rloo_kit.session.output import without_bars
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
     from rewards import Audit
     from rloo_kit import Evaluation
@@ -200,8 +199,6 @@ def _write_own(policy: Policy, place: Path) -> Facts:
 
 ENOUGH = 0.9  # of the update, below which a merge is warned of
 PROMPT = "What is 17 + 25?"
-
-
 INSTEAD = "float32 (dtype='float32', quantization='f32'), or keep the adapter: policy.save(folder)"
 
 
@@ -236,16 +233,7 @@ def save_merged(
         what, todo = "all weights were trained: there is nothing to merge", "policy.save(folder) writes them"
         raise ConfigError(what, where=f"Policy.save_merged({os.fspath(folder)!r})", todo=todo)
     below = os.fspath(base) if base else sixteen_bit_base(policy.checkpoint, policy.base)
-
-    def weights(place: Path) -> Facts:
-        model, name, kept = _merged(policy, below, kind)
-        model.save_pretrained(str(place))
-        output.say(f"Merged in {name}: {kept:.1%} of the update is kept.")
-        if kept < ENOUGH:
-            lost = f"Merged in {name}, the weights keep {kept:.1%} of what was learned"
-            output.warn(f"{lost}: the rest is rounded away. What to do: {INSTEAD}.")
-        return {"Merge": {"type": name, "kept of the update": f"{kept:.1%}"}}
-
+    weights = functools.partial(_write_merged, policy, base=below, dtype=kind)
     form = "merged checkpoint"
     return _write(policy, folder, "Policy.save_merged", form, weights, results=results, audits=audits)
 
@@ -256,17 +244,16 @@ def sixteen_bit_base(checkpoint: Checkpoint, base: str) -> str:
         return str(BUNDLED[checkpoint.name].checkpoint())
     config = Path(base) / "config.json"
     if not config.is_file():
-        base = re.sub(r"(-unsloth)?-bnb-4bit$", "", base, flags=re.IGNORECASE)
-        resolve.check_hub(base, None)
-    elif "quantization_config" in resolve.read(config):
+        return re.sub(r"(-unsloth)?-bnb-4bit$", "", base, flags=re.IGNORECASE)
+    if "quantization_config" in resolve.read(config):
         what = "the base is stored in 4 bit, and a merged checkpoint needs its weights in 16"
         todo = "save_merged(folder, base=...) with the folder or hub id of the unquantised checkpoint"
         raise PolicyNotFoundError(what, where=f"save_merged, {base}", todo=todo)
     return base
 
 
-def _merged(policy: Policy, base: str, dtype: str | None) -> tuple[PreTrainedModel, str, float]:
-    """The base with the adapter in it, in the computer's own memory; its type; and the share of the update it keeps.
+def _write_merged(policy: Policy, place: Path, base: str, dtype: str | None) -> Facts:
+    """The base with the adapter in it, merged in the computer's own memory.
 
     None takes float16, and bfloat16 where a weight or what the model computes of a prompt is out of float16's range:
     what loads the checkpoint computes in its type.
@@ -276,12 +263,8 @@ def _merged(policy: Policy, base: str, dtype: str | None) -> tuple[PreTrainedMod
     from transformers import AutoModelForCausalLM
 
     for name in (dtype,) if dtype else ("float16", "bfloat16"):
-        try:
+        with resolve.hub_explained(base):
             model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, name), device_map="cpu")
-        except (OSError, ValueError) as error:
-            what = f"the base cannot be loaded: {str(error).splitlines()[0]}"
-            todo = "download it where there is a network (hf download), or name its folder: save_merged(base=...)"
-            raise PolicyNotFoundError(what, where=f"save_merged, {base}", todo=todo) from error
         with tempfile.TemporaryDirectory(prefix="rloo-kit-") as adapter:
             _write_own(policy, Path(adapter))
             of_peft = PeftModel.from_pretrained(model, adapter)
@@ -292,9 +275,16 @@ def _merged(policy: Policy, base: str, dtype: str | None) -> tuple[PreTrainedMod
             with torch.no_grad():
                 finite = bool(model(torch.tensor(policy.tokenize([PROMPT]))).logits.isfinite().all())
         if finite:
-            return model, name, kept
-    what, todo = f"a weight is out of {name}'s range", "leave dtype out, or dtype='bfloat16' or 'float32'"
-    raise ConfigError(what, where=f"save_merged(dtype={name!r})", todo=todo)
+            break
+    else:
+        what, todo = f"a weight is out of {name}'s range", "leave dtype out, or dtype='bfloat16' or 'float32'"
+        raise ConfigError(what, where=f"save_merged(dtype={name!r})", todo=todo)
+    model.save_pretrained(str(place))
+    output.say(f"Merged in {name}: {kept:.1%} of the update is kept.")
+    if kept < ENOUGH:
+        lost = f"Merged in {name}, the weights keep {kept:.1%} of what was learned: the rest is rounded away"
+        output.warn(f"{lost}. What to do: {INSTEAD}.")
+    return {"Merge": {"type": name, "kept of the update": f"{kept:.1%}"}}
 
 
 def _kept_of_update(policy: Policy, model: Any, dtype: str, base: str) -> float:
@@ -375,9 +365,8 @@ def save_gguf(
 
 def _converter(place: Place | None) -> list[str]:
     """The command of llama.cpp's converter: the place itself, in it, or on the PATH."""
-    given = expanded(place or Path(sys.executable).parent)
-    tried = [given] if given.suffix == ".py" else [given / name for name in CONVERTERS]
-    tried += [Path(found) for name in CONVERTERS if place is None and (found := shutil.which(name))]
+    folders = [expanded(place)] if place else [Path(sys.executable).parent, *map(Path, os.get_exec_path())]
+    tried = (folder if folder.is_file() else folder / name for folder in folders for name in CONVERTERS)
     for program in filter(Path.is_file, tried):
         return [sys.executable, str(program)] if program.suffix == ".py" else [str(program)]
     what = f"llama.cpp's {CONVERTERS[0]} is not here, and the kit installs nothing"

@@ -36,6 +36,8 @@ def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None
     for config in (model.config, model.generation_config):
         config.pad_token_id, config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id
     model.config.eos_token_id = tokenizer.eos_token_id
+    # Works around: unsloth_zoo sets it on a GPU, and every call then warns that max_new_tokens overrules it.
+    model.generation_config.max_length = None
 
 
 def without_dropout(model: torch.nn.Module) -> None:

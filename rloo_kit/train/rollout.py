@@ -117,13 +117,12 @@ class RolloutTrainer(ResumableTrainer):
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], *args: object, **kwargs: object
     ) -> list[list[int]]:
-        """Works around: unsloth cuts sequences inside the forward pass, has each call warn of a length, and ends an
-        evaluation's sampling in training mode; multinomial is most of a CPU's step, and reading lm_head for each row
-        most of a GPU's; and all rows at once may be more than memory holds."""
+        """Works around: unsloth cuts sequences inside the forward pass, and ends an evaluation's sampling in training
+        mode; multinomial is most of a CPU's step, and reading lm_head for each row most of a GPU's; and all rows at
+        once may be more than memory holds."""
         data_checks.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
         training = self.model.training
-        own, unwarned = self._own_sampling(len(prompt_ids)), generate.without_max_length(self.model)
-        with out_of_memory.phase(self, "generate"), own, unwarned:
+        with out_of_memory.phase(self, "generate"), self._own_sampling(len(prompt_ids)):
             completion_ids = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if not training:
             self.model.eval()  # unsloth leaves it training, and what follows would be taken for a training step

@@ -17,7 +17,7 @@ import rewards
 import rloo_kit
 from rloo_kit import models
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
-from rloo_kit.policy import resolve, save
+from rloo_kit.policy import save
 from rloo_kit.policy.bundled import TINY
 from tests.conftest import WHOLE
 from tests.policy.conftest import moved
@@ -102,18 +102,15 @@ def test_another_base_than_the_adapters_is_no_base(tmp_path: Path) -> None:
     save_file({n: t * 1.5 for n, t in tensors.items()}, other / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match="not the base that the adapter was trained on"):
         policy.save_merged(tmp_path / "merged", base=other)
-    with pytest.raises(PolicyNotFoundError, match="the base cannot be loaded"):
+    with pytest.raises(OSError, match="gone/away"):
         policy.save_merged(tmp_path / "merged", base=tmp_path / "gone" / "away")
     assert not (tmp_path / "merged").exists()
     assert policy.save_merged(tmp_path / "merged", base=TINY.checkpoint()).is_dir()
 
 
-def test_where_the_base_in_16_bit_is_missing_it_is_said(tmp_path: Path, monkeypatch: Any) -> None:
+def test_where_the_base_in_16_bit_is_missing_it_is_said(tmp_path: Path) -> None:
     shape = models.CATALOGUE["qwen3-0.6b"]
-    asked: list[str] = []
-    monkeypatch.setattr(resolve, "check_hub", lambda name, token: asked.append(name))
     assert save.sixteen_bit_base(shape, "unsloth/Qwen3-0.6B-unsloth-bnb-4bit") == "unsloth/Qwen3-0.6B"
-    assert asked == ["unsloth/Qwen3-0.6B"]
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {}}))
     with pytest.raises(PolicyNotFoundError, match=r"stored in 4 bit[\s\S]*base=\.\.\."):
         save.sixteen_bit_base(shape, str(tmp_path))

@@ -1,7 +1,6 @@
 """Sampling: the distribution is that of transformers, with less work, in slices, and where memory runs out."""
 
 import itertools
-import logging
 import math
 from collections import Counter
 from typing import Any
@@ -187,16 +186,6 @@ def test_the_trainer_uses_this_decoding_but_with_further_settings(
     assert bool(calls) is ours
     for name, value in settings.items():
         assert not calls or getattr(calls[0]["generation_config"], name) == value
-
-
-def test_no_call_warns_of_a_length_that_was_not_asked_for(policy: Any, caplog: Any, monkeypatch: Any) -> None:
-    """On a GPU unsloth sets it when it loads."""
-    config = policy.model.generation_config
-    monkeypatch.setattr(config, "max_length", 40960)
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    policy.generate(["7 + 8 ="], max_new_tokens=2)
-    assert config.max_length == 40960, "the model's own is left as it was"
-    assert "max_length" not in caplog.text
 
 
 # --- slices -----------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ def test_a_pad_is_never_the_eos_token_and_a_tokenizer_without_either_is_refused(
     complete(model, tokenizer)
     assert tokenizer.pad_token == "<|vision_pad|>"
     assert (model.generation_config.eos_token_id, model.config.pad_token_id) == ([151645, 151643], 151654)
+    assert model.generation_config.max_length is None, "else each call warns of it, on a GPU"
     tokenizer.pad_token, tokenizer.get_vocab = None, dict
     with pytest.raises(ConfigError, match="no end-of-sequence token, or no pad token"):
         complete(model, tokenizer)

@@ -49,7 +49,7 @@ def test_generate_refuses_what_cannot_be_sampled(policy: Any, monkeypatch: Any) 
         with pytest.raises(ConfigError, match=rf"{name} must be[\s\S]*{name}={bad}"):
             policy.generate([QUESTION], **{name: bad})
     monkeypatch.setattr(policy.tokenizer, "chat_template", None)
-    with pytest.raises(ConfigError, match="no chat template"):
+    with pytest.raises(ValueError, match="chat_template is not set"):
         policy.generate([QUESTION])
     with pytest.raises(ConfigError, match=r"temperature would have no effect[\s\S]*greedy=False"):
         policy.generate([QUESTION], greedy=True, temperature=0.7)
