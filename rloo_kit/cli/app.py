@@ -24,13 +24,10 @@ if TYPE_CHECKING:
     from rloo_kit.cli.run import Run
 
 FAULTY = 2  # the exit status of what was asked for wrongly; 1 is a verb's own "no"
-INTERRUPTED = 130
 AS_RUN = "_run.yaml"  # in output_dir; what begins so is not pushed to the hub with it
 
 Of, Given = typer.Option, typer.Argument
-_run = Given(
-    metavar="CONFIG.yaml", exists=True, dir_okay=False, help="The run: policy, task, rewards, trainer."
-)
+_run = Given(metavar="CONFIG.yaml", exists=True, dir_okay=False, help="Policy, task, rewards, trainer.")
 ConfigFile = Annotated[Path, _run]
 _set = Of("--set", metavar="KEY=VALUE", help="Replace a value: trainer.max_steps=5.  As often as needed.")
 Settings = Annotated[list[str] | None, _set]
@@ -49,9 +46,7 @@ Out = Annotated[Path | None, _out]
 Force = Annotated[bool, Of("--force", help="Replace what is there.")]
 
 
-def _assembled(
-    config: Path, settings: list[str] | None, adapter: str | None = None, saves: bool = False
-) -> Run:
+def _assembled(config: Path, settings: list[str] | None, adapter: str = "", saves: bool = False) -> Run:
     rloo_kit.prepare()
     from rloo_kit.cli import run
     from rloo_kit.cli.config import load_config
@@ -135,7 +130,7 @@ def evaluate(config: ConfigFile, adapter: Adapter = None, n: Problems = None, se
 
     Each with a 95 % interval.
     """
-    run = _assembled(config, set_, adapter)
+    run = _assembled(config, set_, adapter or "")
     settings = (run.config.evaluate or {}) | ({"n": n} if n else {})
     typer.echo(f"\n{adapter or run.policy.checkpoint.name}\n{run.measure(**settings)}")
 
@@ -215,14 +210,12 @@ def export(run: RunFolder, out: Out = None, force: Force = False) -> None:
 
 
 def explained(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb, whose errors are printed in three lines each; exit status 2, or 130 where it was interrupted."""
+    """The verb, whose errors are printed in three lines each."""
 
     @functools.wraps(verb)
     def run(**options: Any) -> None:
         try:
             verb(**options)
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
             faults = error.exceptions if isinstance(error, ExceptionGroup) else [error]
             if not all(isinstance(fault, RLOOKitError) or "\nWhat to do: " in str(fault) for fault in faults):

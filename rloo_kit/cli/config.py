@@ -11,7 +11,7 @@ import inspect
 import io
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -53,24 +53,14 @@ MEASURED = {*inspect.signature(evaluate).parameters, *SAMPLING} - OF_THE_RUN
 
 @dataclass
 class Config:
-    """A run whose names and types are right.
-
-    Attributes:
-        policy: ``load_policy``'s arguments.
-        task: a name of :mod:`rloo_kit.tasks` with that function's arguments, without the policy.
-        rewards: entries as of :mod:`.reward_entries`.
-        trainer: ``RLOOConfig``'s arguments; with ``suggested: true`` the others are ``RLOOConfig.suggested``'s.
-        evaluate: ``evaluate``'s, as far as they are not those of training; None where nothing is measured.
-        save: the adapter's folder.
-        args: the trainer's settings as they are given.
-    """
+    """A run whose names and types are right: its sections, and the trainer's settings that were made of them."""
 
     file: str
-    task: dict[str, dict[str, Any]]
-    rewards: list[Any]
-    policy: dict[str, Any] = field(default_factory=dict)
-    trainer: dict[str, Any] = field(default_factory=dict)
-    evaluate: dict[str, Any] | None = None
+    task: dict[str, dict[str, Any]]  # a function of rloo_kit.tasks and its arguments, without the policy
+    rewards: list[Any]  # as in reward_entries
+    policy: dict[str, Any] = field(default_factory=dict)  # load_policy's arguments
+    trainer: dict[str, Any] = field(default_factory=dict)  # RLOOConfig's, and "suggested"
+    evaluate: dict[str, Any] | None = None  # what differs from training; None measures nothing
     save: str | None = None
     args: RLOOConfig = field(init=False)
 
@@ -119,7 +109,15 @@ def load_config(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
                     _check_entry(section, name, entry)
     if not faults:
         config = Config(os.fspath(file), **data)
-        _check_together(config, at)
+        for index, entry in enumerate(config.rewards):
+            with at("rewards", index):  # runs the files that are named
+                mapped(entry, lambda name: reward_entries.in_file(name) and reward_entries.function_of(name))
+        with at("evaluate"):
+            check_asked(**config.evaluate or {})
+        with at("policy"):
+            load.settled(config.policy)
+        with at("trainer"):
+            config.args = RLOOConfig(**config.settings)
     if faults:
         raise ExceptionGroup(f"{len(faults)} faults in {os.fspath(file)}", faults)
     return config
@@ -151,19 +149,6 @@ def _check_setting(name: str, value: Any) -> None:
     with warnings.catch_warnings(action="ignore"):  # said when the settings are made
         todays = renamed_args.todays({name: value}, known_names(RLOOConfig), "RLOOConfig")
     check_config.checked(todays, types())
-
-
-def _check_together(config: Config, at: Callable[..., AbstractContextManager[None]]) -> None:
-    """Run the files that are named, and make the trainer's settings."""
-    for index, entry in enumerate(config.rewards):
-        with at("rewards", index):
-            mapped(entry, lambda name: reward_entries.in_file(name) and reward_entries.function_of(name))
-    with at("evaluate"):
-        check_asked(**config.evaluate or {})
-    with at("policy"):
-        load.settled(config.policy)
-    with at("trainer"):
-        config.args = RLOOConfig(**config.settings)
 
 
 @contextmanager

@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from rewards.answers import answer_reward, stated
 from rewards.numbers import to_number
-from rewards.thinking import QWEN3
 from rloo_kit.errors import ConfigError, VersionError
 from rloo_kit.tasks.task import Problem, Task, asked_for, both_sides, made, task_of
 
@@ -49,33 +47,26 @@ def reasoning_gym(
     """
 
     def problem(rng: Any) -> Problem:
-        found = _made(name, {**(difficulty or {}), "seed": rng.randrange(2**31)})[0]
-        text = found["question"].strip()
-        return Problem(text, str(found["answer"]), text, entry=json.dumps(found, default=str))
+        entry = _made(name, {**(difficulty or {}), "seed": rng.randrange(2**31)})[0]
+        text = entry["question"].strip()
+        return Problem(text, str(entry["answer"]), text, entry=json.dumps(entry, default=str))
 
     what, stream = f"problems of {name}", f"gym {name} {{held_out}} {seed}"
     sides = both_sides(problem, (n_train, n_held_out), stream, what)
     numbers = all(to_number(one.answer) is not None for side in sides for one in side)
-    form = form or (None if numbers else "<answer>")
-    correct, asks = asked_for(form, policy)
-    if not numbers and form is not None:
-        tokens = QWEN3 if policy is None else policy.checkpoint.tokens
-        rule = partial(_has_full_score, name, form)
-        correct = answer_reward(rule, form=form, column="entry", tokens=tokens)
+    if numbers:
+        correct, asks = asked_for(form, policy)
+    else:
+        form = "<answer>" if form in (None, "auto", "prose") else form
+        correct, asks = asked_for(form, policy, partial(_has_full_score, name), column="entry")
     graded = "answer_reward" if numbers else "the generator's own rule"
     settings = f" with {json.dumps(dict(difficulty))}" if difficulty else ""
     description = f"reasoning-gym's {name}{settings}, graded by {graded}"
     return task_of(name, sides, correct, description, asks=asks)
 
 
-def _has_full_score(name: str, form: Form, text: str, entry: str) -> bool:
-    """Whether the generator's grader gives its full score to the answer that a text states."""
-    if form in ("auto", "prose"):
-        answers = stated(text, form, "exact") or ([text] if form == "auto" else [])
-        if not answers:
-            return False
-        text = answers[-1]
-    return bool(_generator(name).score_answer(text.strip(), json.loads(entry)) >= 1.0)
+def _has_full_score(name: str, answer: str, entry: str) -> bool:
+    return bool(_generator(name).score_answer(answer.strip(), json.loads(entry)) >= 1.0)
 
 
 @cache
@@ -90,9 +81,8 @@ def _made(name: str, settings: Mapping[str, Any]) -> Any:
         return reasoning_gym.create_dataset(name, **settings, size=1)
     except ImportError as error:
         todo = "pip install reasoning-gym==0.1.25 (40 MB; one of its dependencies needs a C compiler)"
-        raise VersionError(
-            "reasoning-gym is not installed", where="tasks.reasoning_gym", todo=todo
-        ) from error
+        what = "reasoning-gym is not installed"
+        raise VersionError(what, where="tasks.reasoning_gym", todo=todo) from error
     except (ValueError, TypeError, AssertionError) as error:
         where = f"tasks.reasoning_gym({name!r}, {dict(settings)})"
         todo = "the names and settings are in reasoning-gym's GALLERY.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -56,10 +56,7 @@ class Task:
     def within_reach(
         self, policy: Policy, low: float = 0.2, high: float = 0.8, n: int = 8, **how: Any
     ) -> Task:
-        """The task with the problems to train on that the policy solves in ``low`` to ``high`` of ``n`` completions.
-
-        ``how``, errors and the table that it writes are those of :func:`rloo_kit.tasks.within_reach`.
-        """
+        """The task with those problems to train on that :func:`rloo_kit.tasks.within_reach` keeps."""
         train = within_reach(self.train, policy, self.correct, low, high, n, **how)
         kept = f"{len(train)} that are solved in {low:.0%} to {high:.0%} of {n} completions"
         return replace(self, train=train, description=f"{self.description}; of those to train on {kept}")
@@ -161,10 +158,10 @@ def both_sides(
     return [draw(problem, n, held_out=out, stream=stream, what=what) for n, out in sides]
 
 
-def asked_for(form: Form | None, policy: Policy | None, kind: str = "number") -> tuple[Reward, str]:
-    """The reward that reads answers in this form, and the sentence of a prompt that asks for it.
-
-    None takes the policy's form, and asks for none without a policy.
+def asked_for(
+    form: Form | None, policy: Policy | None, kind: Any = "number", column: str = "answer"
+) -> tuple[Reward, str]:
+    """The reward that reads answers in this form, the policy's for None, and the sentence that asks for it.
 
     Raises:
         ValueError: an unknown form or kind.
@@ -173,17 +170,17 @@ def asked_for(form: Form | None, policy: Policy | None, kind: str = "number") ->
     tokens = QWEN3 if policy is None else policy.checkpoint.tokens
     form = form or of_policy
     says_no_more = form == "whole" and (policy is None or of_policy == "whole")
-    return answer_reward(kind, form=form, tokens=tokens), "" if says_no_more else instruction(form)
+    correct = answer_reward(kind, form=form, column=column, tokens=tokens)
+    return correct, "" if says_no_more else instruction(form)
 
 
 def task_of(
     name: str,
-    sides: Iterable[Iterable[Problem | Row]],
+    sides: Sequence[Sequence[Any]],
     correct: Reward,
     description: str,
-    *,
     asks: str = "",
-    level: int | None = None,
+    level: Any = None,
 ) -> Task:
     """The task of rows, or of problems whose prompts ask for a form, to train on and held out."""
     from datasets import Dataset

@@ -61,9 +61,9 @@ def within_reach(
         ConfigError: a number out of range; several processes.
         DatasetError: no row, or no prompt within reach.
     """
-    numbers: Row = {"low": low, "high": high, "n": n, "n_prompts": n_prompts, "seed": seed}
     hints = {"low": Share, "high": Share, "n": Count, "n_prompts": Count | None, "seed": Seed}
-    argument_types.check(numbers, hints, "within_reach")
+    given = {"low": low, "high": high, "n": n, "n_prompts": n_prompts, "seed": seed}
+    argument_types.check(given, hints, "within_reach")
     rows: list[Row] = list(dataset if n_prompts is None else dataset.take(n_prompts))
     if not rows:
         todo = "give the prompts to train on"
@@ -125,7 +125,7 @@ def _read(path: Path) -> dict[str, Row]:
 
 def _write(path: Path, lines: list[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.part")
+    scratch = path.with_suffix(".part")
     scratch.write_text("".join(f"{_as_json(line)}\n" for line in lines), encoding="utf-8")
     scratch.replace(path)  # whole or not at all
 

@@ -54,4 +54,4 @@ def test_smollm2_trains(command: Command, folder: Path) -> None:
     arguments = [word for setting in settings for word in ("--set", setting)]
     done = command("train", ROOT / "configs/smollm2.yaml", *arguments)
     assert done.exit_code == 0, done.stderr
-    assert Path("out/smollm2/adapter.yaml").is_file()
+    assert Path("out/smollm2/adapter/adapter_model.safetensors").is_file()

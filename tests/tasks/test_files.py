@@ -1,11 +1,11 @@
 """Tasks from a file: one result for all formats, and every row that cannot be used is counted."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from rewards import instruction
@@ -22,17 +22,13 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     """``write(rows, "mine.csv")``: a file in the format that its ending names."""
 
     def made(rows: Rows, name: str = "mine.csv") -> Path:
-        from datasets import Dataset
-
-        file, data = tmp_path / name, Dataset.from_list(rows)
-        if file.suffix == ".jsonl":
-            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        elif file.suffix == ".json":
-            file.write_text(json.dumps(rows))
-        elif file.suffix == ".parquet":
-            data.to_parquet(str(file))
+        file, table = tmp_path / name, pd.DataFrame(rows)
+        if file.suffix == ".parquet":
+            table.to_parquet(file)
+        elif file.suffix in (".jsonl", ".json"):
+            table.to_json(file, orient="records", lines=file.suffix == ".jsonl")
         else:
-            data.to_csv(str(file), sep="\t" if file.suffix == ".tsv" else ",", index=False)
+            table.to_csv(file, sep="\t" if file.suffix == ".tsv" else ",", index=False)
         return file
 
     return made
