@@ -34,12 +34,14 @@ def written(
     """The card as Markdown: of the base, what is saved ("LoRA adapter"), what was measured, and how it was trained."""
     from huggingface_hub import ModelCardData
 
-    named, kind = checkpoint.repository, "peft" if "adapter" in form else "transformers"
-    on_hub = named.count("/") == 1 and not named.startswith(("/", ".", "~")) and not Path(named).exists()
-    base = named if on_hub else Path(named).name  # paths are private
-    tags = ["rloo", "reinforcement-learning", TAG]
+    name = checkpoint.repository
+    on_hub = name.count("/") == 1 and not name.startswith(("/", ".", "~")) and not Path(name).exists()
+    base = name if on_hub else Path(name).name  # paths are private
     data = ModelCardData(
-        base_model=base if on_hub else None, license=checkpoint.license, library_name=kind, tags=tags
+        base_model=base if on_hub else None,
+        license=checkpoint.license,
+        library_name="peft" if "adapter" in form else "transformers",
+        tags=["rloo", "reinforcement-learning", TAG],
     )
     lines = [f"---\n{data.to_yaml()}\n---\n", f"# {base}, by RLOO", ""]
     lines += [f"{form[0].upper()}{form[1:]} of {base}, trained with rloo-kit.", ""]
@@ -52,20 +54,21 @@ def written(
     if results:
         lines += ["## Results", "", "| | completions | accuracy, 95 % interval | reward, 95 % interval |"]
         lines += ["|---|---|---|---|"]
-    for name, found in (results or {}).items():
-        how = "greedy" if found.greedy else f"sampled, {found.samples} per prompt"
-        numbers = " | ".join(str(one) if one else "-" for one in (found.accuracy, found.reward))
-        lines.append(f"| {name} | {len(found.completions)}, {how} | {numbers} |")
+    for name, result in (results or {}).items():
+        how = "greedy" if result.greedy else f"sampled, {result.samples} per prompt"
+        numbers = " | ".join(str(number or "-") for number in (result.accuracy, result.reward))
+        lines.append(f"| {name} | {len(result.completions)}, {how} | {numbers} |")
     versions = [f"{name} {version_of(name)}" for name in ("rloo-kit", *TESTED)]
     return without_hidden("\n".join([*lines, "", f"Versions: {', '.join(versions)}.", ""]))
 
 
 def remembered(model: object, tokenizer: PreTrainedTokenizerBase) -> Facts:
     """What the trainer told the model of the last run that trained it, and how prompts are rendered if not plainly."""
-    thinking = setting_of(tokenizer)
-    said = f"</think> is put after {thinking} tokens of a thought" if thinking else "off in every prompt"
-    chosen = {} if thinking is True else {"Thinking": {"load_policy(thinking=...)": f"{thinking}: {said}"}}
-    return {**getattr(model, "trained_by", {}), **chosen}
+    facts, thinking = dict(getattr(model, "trained_by", {})), setting_of(tokenizer)
+    if thinking is not True:
+        means = f"</think> is put after {thinking} tokens of a thought" if thinking else "off in every prompt"
+        facts["Thinking"] = {"load_policy(thinking=...)": f"{thinking}: {means}"}
+    return facts
 
 
 def is_ours(folder: Path) -> bool:
@@ -73,14 +76,12 @@ def is_ours(folder: Path) -> bool:
     return f"- {TAG}\n" in _text(folder)
 
 
-def _text(folder: Path) -> str:
-    card = folder / CARD
-    if card.is_file():
-        return card.read_text(encoding="utf-8", errors="replace")
-    return "a link to nowhere" if card.is_symlink() else ""
-
-
 def may_be_written(folder: Path) -> bool:
     """Whether a folder has no card, or one by the kit, by TRL or by PEFT, and not the user's."""
     text = _text(folder)
-    return text == "" or any(one in text for one in (f"- {TAG}\n", *OTHERS))
+    return text == "" or any(mark in text for mark in (f"- {TAG}\n", *OTHERS))
+
+
+def _text(folder: Path) -> str:
+    card = folder / CARD
+    return card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""

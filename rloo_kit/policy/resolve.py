@@ -239,8 +239,8 @@ def check_hub(
             return file == ADAPTER_CONFIG
     with hub_explained(repository):
         how: dict[str, Any] = {"revision": revision, "timeout": HUB_SECONDS, "token": token}
-        found = within(HUB_SECONDS, lambda: model_info(repository, **how))
-    return ADAPTER_CONFIG in {file.rfilename for file in found.siblings or ()}
+        info = within(HUB_SECONDS, lambda: model_info(repository, **how))
+    return ADAPTER_CONFIG in {file.rfilename for file in info.siblings or ()}
 
 
 @contextlib.contextmanager

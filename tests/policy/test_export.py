@@ -81,12 +81,10 @@ def test_float16_is_taken_where_weights_and_what_they_compute_are_in_its_range(
 ) -> None:
     place = tmp_path / "merged"
     assert written(policy.save_merged(place), LAYER).dtype == torch.float16
-    for base, large in (("weights", {LAYER: 1e5}), ("logits", {"model.norm": 6e4})):
-        folder = tmp_path / base
-        shutil.copytree(TINY.checkpoint(), folder)
+    for base, name, large in (("weights", LAYER, 1e5), ("logits", "model.norm", 6e4)):
+        folder = shutil.copytree(TINY.checkpoint(), tmp_path / base)
         weights = load_file(folder / "model.safetensors")
-        for name, value in large.items():
-            weights[f"{name}.weight"][..., 0] = value
+        weights[f"{name}.weight"][..., 0] = large
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         assert written(policy.save_merged(place, base=folder), LAYER).dtype == torch.bfloat16
     with pytest.raises(ConfigError, match=r"out of float16's range[\s\S]*dtype='bfloat16'"):

@@ -106,36 +106,33 @@ def test_a_saved_adapter_reads_back_with_its_bases_length(policy: Any, task: Any
     saved = moved(policy).generate(prompts, **SHORT)
     assert saved != base, "the step changed nothing, so the comparison would say nothing"
     with pytest.warns(UserWarning, match="max_seq_length is 4096, not 1000000"):
-        reloaded = rloo_kit.load_policy(policy.save(tmp_path / "adapter"), max_seq_length=10**6)
+        reloaded = rloo_kit.load_policy(folder := policy.save(tmp_path / "adapter"), max_seq_length=10**6)
     assert reloaded.generate(prompts, **SHORT) == saved
     assert reloaded.model.max_seq_length == policy.model.config.max_position_embeddings
-
-
-def test_a_saved_adapter_keeps_its_own_rank(policy: Any, tmp_path: Path) -> None:
-    folder = policy.save(tmp_path / "adapter")
     with pytest.warns(UserWarning, match=r"the saved adapter keeps its own r=16\."):
-        assert rloo_kit.load_policy(folder, lora_rank=8).model.peft_config["default"].r == 16
+        rloo_kit.load_policy(folder, lora_rank=8)
     with pytest.raises(ConfigError, match="full_finetuning trains the weights below it"):
         rloo_kit.load_policy(folder, full_finetuning=True)
 
 
 # --- what is asked for ------------------------------------------------------------------------------------
 
-RECIPE: dict[str, Any] = {"max_seq_length": 512, "dtype": None, "load_in_4bit": True, "fast_inference": False}
-RECIPE |= {"load_in_8bit": False, "full_finetuning": False, "max_lora_rank": 8, "gpu_memory_utilization": 0.6}
+RECIPE: dict[str, Any] = {"max_seq_length": 512, "dtype": None, "load_in_4bit": True, "load_in_8bit": False}
+RECIPE |= {
+    "fast_inference": False,
+    "max_lora_rank": 8,
+    "gpu_memory_utilization": 0.6,
+    "full_finetuning": False,
+}
 RECIPE |= {
     "r": 8,
     "target_modules": ["v_proj", "q_proj"],
     "lora_alpha": 16,
-    "use_rslora": True,
+    "lora_dropout": 0,
     "bias": "none",
 }
-RECIPE |= {
-    "use_gradient_checkpointing": "unsloth",
-    "random_state": 3407,
-    "lora_dropout": 0,
-    "loftq_config": None,
-}
+RECIPE |= {"use_gradient_checkpointing": "unsloth", "random_state": 3407, "use_rslora": True}
+RECIPE |= {"loftq_config": None}
 
 
 def test_a_published_recipes_arguments_load_what_they_say_and_are_planned() -> None:
@@ -144,10 +141,8 @@ def test_a_published_recipes_arguments_load_what_they_say_and_are_planned() -> N
     assert (lora.r, lora.lora_alpha, lora.use_rslora) == (8, 16, True)
     assert set(lora.target_modules) == {"q_proj", "v_proj"}
     assert policy.model.max_seq_length == 512
-    found = rloo_kit.plan(policy)
-    assert found.parts["LoRA"] == sum(4 * p.numel() for p in policy.model.parameters() if p.requires_grad)
-    by_name = rloo_kit.plan("tiny", lora_rank=8, target_modules=["q_proj", "v_proj"])
-    assert by_name.model.lora_sizes == found.model.lora_sizes
+    trained = sum(4 * p.numel() for p in policy.model.parameters() if p.requires_grad)
+    assert rloo_kit.plan(policy).parts["LoRA"] == trained
 
 
 @pytest.mark.parametrize(
@@ -234,7 +229,7 @@ def test_a_model_partly_in_the_computers_memory_is_an_error_that_does_not_keep_i
     loaded: list[weakref.ref[Any]] = []
 
     def from_pretrained(**kwargs: Any) -> Any:
-        model = torch.nn.Module()
+        model: Any = torch.nn.Module()
         model.hf_device_map = {"model.layers.0": 0, "model.layers.1": "cpu"}
         loaded.append(weakref.ref(model))
         return model, None

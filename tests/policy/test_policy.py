@@ -30,17 +30,6 @@ def test_a_seed_repeats_the_samples_and_leaves_the_random_state_alone(policy: An
     assert first == policy.generate([QUESTION], n=4, max_new_tokens=8, seed=5)
 
 
-def test_a_padded_row_gives_the_completion_of_the_row_alone(policy: Any) -> None:
-    longer = [{"role": "user", "content": "What is 17 + 25 + 13 + 12 + 11 + 10?"}]
-    together = policy.generate([QUESTION, longer], greedy=True, max_new_tokens=16)
-    assert together[0] == policy.generate([QUESTION], greedy=True, max_new_tokens=16)[0]
-
-
-def test_the_thought_can_be_switched_off_through_the_template(policy: Any) -> None:
-    assert 151668 not in policy.tokenize([QUESTION])[0]
-    assert 151668 in policy.tokenize([QUESTION], enable_thinking=False)[0]
-
-
 def test_generate_refuses_what_cannot_be_sampled(policy: Any, monkeypatch: Any) -> None:
     for prompts in ("What?", QUESTION, []):
         with pytest.raises(ConfigError, match="a list of prompts"):

@@ -68,24 +68,13 @@ def test_a_wrong_name_says_what_it_was_taken_for(
 # --- the hub, and its cache -------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cached(tmp_path: Path) -> Any:
-    """``cached(revision)``: a cache of its own, with a model of that revision and of no other."""
-
-    def fill(revision: str) -> Path:
-        repository = tmp_path / "cache" / "models--somebody--model"
-        config = (TINY.checkpoint() / "config.json").read_text()
-        for file, text in ((f"refs/{revision}", "0" * 40), (f"snapshots/{'0' * 40}/config.json", config)):
-            (repository / file).parent.mkdir(parents=True, exist_ok=True)
-            (repository / file).write_text(text)
-        return repository.parent
-
-    return fill
-
-
-def test_the_cache_is_looked_into_before_the_hub_is_asked(cached: Any, online: Any) -> None:
+def test_the_cache_is_looked_into_before_the_hub_is_asked(online: Any, tmp_path: Path) -> None:
     online(errors.OfflineModeIsEnabled("offline"))
-    there = {"revision": "v2", "cache_dir": cached("v2")}
+    for file, text in (("refs/v2", "0" * 40), (f"snapshots/{'0' * 40}/config.json", "{}")):
+        place = tmp_path / "models--somebody--model" / file
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    there = {"revision": "v2", "cache_dir": tmp_path}
     assert resolve("somebody/model", **there) == names.Source("somebody/model", None, "somebody/model")
     for elsewhere in ({"cache_dir": there["cache_dir"]}, {**there, "revision": "v3"}, {"revision": "v2"}):
         with pytest.raises(PolicyNotFoundError, match=r"cannot be reached[\s\S]*prepare\(offline=False\)"):
@@ -109,7 +98,7 @@ def test_a_hub_that_does_not_answer_cannot_be_reached_and_another_error_is_raise
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_what_the_hub_refuses_is_said_in_its_words_in_three_lines(wrapped: bool) -> None:
-    """transformers raises an OSError of its own from the hub's, where a file is refused and not the whole."""
+    """Also from within transformers' own OSError."""
     response = httpx.Response(403, request=httpx.Request("GET", "http://x"))
     fault = errors.GatedRepoError("Access is\nrestricted", response=response)
     error = OSError("a long text of transformers'")
@@ -152,14 +141,6 @@ def adapter(policy: Any, tmp_path: Path) -> Any:
         return folder
 
     return save
-
-
-def test_the_base_of_an_adapter_is_looked_for_in_the_same_cache_but_not_by_the_adapters_revision(
-    cached: Any, adapter: Any, policy: Any
-) -> None:
-    place = {"revision": "of the adapter", "cache_dir": cached("main")}
-    trained = policy.model.config.max_position_embeddings
-    assert names.trained_length(resolve(adapter("somebody/model")), place) == trained
 
 
 def test_an_adapter_of_the_tiny_policy_loads_on_another_machine(adapter: Any) -> None:

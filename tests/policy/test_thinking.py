@@ -46,7 +46,7 @@ def test_every_part_of_the_kit_renders_them_so(
         return generate(*args, **kwargs)
 
     monkeypatch.setattr(off.model, "generate", watched)
-    task = rloo_kit.tasks.arithmetic("auto", off, n_train=8, n_held_out=2, max_new_tokens=2)
+    task = rloo_kit.tasks.addition(n_train=8, n_held_out=2)
     config = rloo_kit.RLOOConfig(str(tmp_path), **{**SMALL, "max_steps": 1, "max_completion_length": 2})
     rloo_kit.RLOOTrainer(off, task.correct, config, task.train).train()
     rloo_kit.evaluate(off, task, max_new_tokens=2)
@@ -88,14 +88,12 @@ def test_an_engine_of_its_own_takes_no_budget(budgeted: rloo_kit.Policy, make_tr
         make_trainer(model=budgeted, use_transformers_continuous_batching=True)
 
 
-def test_a_call_that_asks_it_to_think_is_refused(off: rloo_kit.Policy, tmp_path: Path) -> None:
+def test_a_call_that_asks_it_to_think_is_refused(off: rloo_kit.Policy, make_trainer: Any) -> None:
     thinks: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
     with pytest.raises(ConfigError, match="loaded with thinking off"):
         off.generate([QUESTION], **thinks)
-    task = rloo_kit.tasks.addition(n_train=8, n_held_out=2)
-    config = rloo_kit.RLOOConfig(str(tmp_path), **SMALL, **thinks)
     with pytest.raises(ConfigError, match="loaded with thinking off"):
-        rloo_kit.RLOOTrainer(off, task.correct, config, task.train)
+        make_trainer(model=off, **thinks)
 
 
 @pytest.mark.parametrize(
