@@ -18,7 +18,7 @@ import pytest
 from rloo_kit import models
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.policy import bundled, resolve
-from rloo_kit.policy.bundled import BUNDLED, INSTALL, SMOLLM2, TINY
+from rloo_kit.policy.bundled import BUNDLED, INSTALL, TINY
 from rloo_kit.tasks.arithmetic import LEVELS, problems_of, sum_of
 from tests.conftest import random_rewards
 
@@ -61,21 +61,12 @@ def test_processes_may_expand_at_once_and_one_that_fails_leaves_nothing(
     assert {path: path.stat().st_mtime_ns for path in expanded.iterdir()} == times, "made once"
 
 
-def test_the_special_tokens_have_their_true_ids(tokenizer: Any) -> None:
-    tokens = "<|endoftext|> <|im_start|> <|im_end|> <|vision_pad|> <think> </think>"
-    ids = [151643, 151644, 151645, 151654, 151667, 151668]
-    assert [tokenizer.encode(token) for token in tokens.split()] == [[index] for index in ids]
-    assert [tokenizer.decode([index]) for index in ids] == tokens.split()
-
-
 IDS = ROOT / "tests" / "data" / "qwen3_ids.json"
 """What Qwen3's own tokenizer made of :func:`texts` and :func:`templated`."""
 
-THINKING: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
 
-
-def texts(of_each_level: int) -> list[str]:
-    problems = [p for level in LEVELS for p in problems_of(level, of_each_level, held_out=False, seed=1)]
+def texts() -> list[str]:
+    problems = [p for level in LEVELS for p in problems_of(level, 20, held_out=False, seed=1)]
     return [f"{p.prompt[0]['content']} {p.answer}" for p in problems] + [
         "<think>\n7+5=12\n1+2+1=4\n</think>\n\n42<|im_end|>",
         "<think>\n\n</think>\n\n-42.",
@@ -88,7 +79,7 @@ def templated(tokenizer: Any) -> list[list[int]]:
     system = [{"role": "system", "content": "You are a helpful assistant."}]
     return [
         tokenizer.apply_chat_template(opening + prompt, add_generation_prompt=True, **how)["input_ids"]
-        for how in THINKING
+        for how in ({}, {"enable_thinking": False}, {"enable_thinking": True})
         for opening in ([], system)
         for prompt in prompts
     ]
@@ -96,7 +87,7 @@ def templated(tokenizer: Any) -> list[list[int]]:
 
 def test_texts_are_tokenized_and_templated_as_qwen3_does(tokenizer: Any) -> None:
     kept = json.loads(IDS.read_text())
-    assert tokenizer(texts(20))["input_ids"] == kept["texts"]
+    assert tokenizer(texts())["input_ids"] == kept["texts"]
     assert templated(tokenizer) == kept["templated"]
 
 
@@ -161,14 +152,6 @@ class TestLoaded:
         (completion,) = loaded.generate([question], greedy=True, max_new_tokens=24)
         assert "Paris" in completion.text
         assert completion.finished
-
-    def test_its_adapter_finds_its_base_on_another_machine(self, loaded: Any, tmp_path: Path) -> None:
-        folder = loaded.save(tmp_path / "adapter")
-        file, here = folder / resolve.ADAPTER_CONFIG, str(SMOLLM2.checkpoint())
-        assert json.loads(file.read_text())["base_model_name_or_path"] == here
-        file.write_text(file.read_text().replace(here, "/elsewhere/smollm2-135m-0123456789ab"))
-        found = resolve.resolve(folder, None, None)
-        assert (found.checkpoint, found.base) == (models.CATALOGUE["smollm2-135m"], here)
 
 
 @pytest.mark.parametrize(("best", "times"), [(0.6, 1), (1.0, 0)])

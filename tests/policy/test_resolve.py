@@ -48,7 +48,6 @@ def holding(file: str) -> Any:
         ("qwen3-4b-thinkin", "did you mean qwen3-4b-thinking"),
         ("./adaptor", r"no folder './adaptor'"),
         (Path("out/b"), "no folder 'out/b'"),
-        ("{}/run/checkpoint-25", "no folder '{}/run/checkpoint-25'"),
         ("out/adaptor", "out/adaptor is no folder.*cannot be reached"),
         ("out", r"no config\.json"),
     ],
@@ -59,8 +58,7 @@ def test_a_wrong_name_says_what_it_was_taken_for(
     online(httpx.ConnectError("no route"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
-    name = name.format(tmp_path) if isinstance(name, str) else name
-    with pytest.raises(PolicyNotFoundError, match=says.format(tmp_path)) as caught:
+    with pytest.raises(PolicyNotFoundError, match=says) as caught:
         resolve(name)
     assert len(str(caught.value).splitlines()) == 3
 
