@@ -53,7 +53,6 @@ class SavingTrainer(trl.RLOOTrainer):
 
     memory_plan: Plan
     stops: Stops
-    _step: int
     _asked: dict[str, Any]
     _made_of: dict[str, Any] | None = None
     _whole: int | None

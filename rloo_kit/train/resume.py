@@ -39,13 +39,11 @@ if TYPE_CHECKING:
 
     Made = dict[str, Any]
 
+# What a configuration sets in an optimizer's parameter groups.  Some optimizers keep state beside it.
 HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
-"""What a configuration sets in an optimizer's parameter groups.  Some optimizers keep state beside it."""
-
 LORA = ("r", "lora_alpha", "use_rslora", "target_modules")  # what the weights of an adapter mean
-
-VERSION = 4
-"""Of what :func:`made_of` gives.  A checkpoint with another one, or none, is resumed and not compared."""
+VERSION = 4  # of what made_of gives; a checkpoint with another one, or none, is resumed and not compared
+SAMPLE = 1024  # values of each frozen tensor that are looked at: merging a LoRA changes most of them
 
 NOT_COMPARED = re.compile(
     "_|output_dir|run_name|report_to|project|trackio|hub|push|log|save|load_best|metric|greater|eval|per_device_eval|do_|"
@@ -53,9 +51,6 @@ NOT_COMPARED = re.compile(
     "gradient_checkpointing|torch_empty|reward_weights"
 )
 """How the names of settings begin that change nothing of what is trained; weights are compared with their rewards."""
-
-SAMPLE = 1024
-"""Values of each frozen tensor that are looked at: merging a LoRA changes far more than 1 of 1,000."""
 
 
 class ResumableTrainer(checkpointing.SavingTrainer):
@@ -264,9 +259,9 @@ class ResumableTrainer(checkpointing.SavingTrainer):
     @property
     def _batch_layout(self) -> list[int]:
         """What a generation batch was cut by; the rest of one that was cut otherwise is of no use."""
-        args, several = self.args, (self.num_iterations, self.accelerator.num_processes)
-        rows = (args.num_generations, args.per_device_train_batch_size, args.gradient_accumulation_steps)
-        return [*rows, args.steps_per_generation, *several]
+        names = ["num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"]
+        names += ["steps_per_generation", "num_iterations", "world_size"]
+        return [getattr(self.args, name) for name in names]
 
     def _rollout_file(self, folder: str) -> Path:
         return Path(folder) / f"rollout_{self.accelerator.process_index}.pt"
