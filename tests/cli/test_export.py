@@ -134,17 +134,12 @@ def test_what_cannot_be_exported_is_named_with_what_to_do_and_costs_no_run(
     assert not Path("ran.yaml").exists()
 
 
-def test_a_policy_that_was_trained_before_the_run_is_refused(
-    make_trainer: Callable[..., Any], folder: Path
-) -> None:
-    trainer = make_trainer(output_dir="ran", learning_rate=1e-2, beta=0.0)
-    trainer.train()
-    assert json.loads(Path("ran", RECIPE).read_text())["cannot"] == []
-    next(p for name, p in trainer.model.named_parameters() if "lora_B" in name).data += 1
-    trainer.train()
-    ((section, what, todo),) = json.loads(Path("ran", RECIPE).read_text())["cannot"]
-    assert (section, what) == ("policy", "the policy had been trained before this run")
-    assert "policy.save(folder)" in todo
+def test_a_policy_that_was_trained_before_the_run_is_refused(policy: rloo_kit.Policy) -> None:
+    recipe = run_record.Recipe()
+    assert recipe.policy(policy.model, resumed=False) == {"name": "tiny", "seed": 0}
+    next(p for name, p in policy.model.named_parameters() if "lora_B" in name).data += 1
+    with pytest.raises(ConfigError, match=r"the policy had been trained before[\s\S]*policy\.save\(folder\)"):
+        recipe.policy(policy.model, resumed=False)
 
 
 def test_a_folder_of_no_run_is_refused_and_a_file_that_is_there_is_kept_unless_force(
