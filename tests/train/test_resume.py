@@ -1,6 +1,5 @@
 """A run twice, stopped, killed and resumed."""
 
-import itertools
 import os
 import pickle
 import shutil
@@ -17,7 +16,7 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.policy.bundled import TINY
 from rloo_kit.train.checkpointing import seal
 from rloo_kit.watch import run_folder
-from tests.conftest import as_loaded, random_rewards
+from tests.conftest import random_rewards
 
 SAVED = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "lr_scheduler_type": "constant"}
 
@@ -175,45 +174,16 @@ def test_another_base_is_refused_and_the_same_one_in_another_folder_is_taken(
         resume_with(here)
 
 
-class Pays:
-    """Every second completion is paid; keeps the prompts of each call's groups of two."""
-
-    __name__ = "pays"
-
-    def __init__(self) -> None:
-        self.prompts: list[list[str]] = []
-
-    def __call__(self, prompts: Any, completion_ids: Any, **kwargs: Any) -> list[float]:
-        self.prompts.append([prompt[-1]["content"] for prompt in prompts[::2]])
-        return [float(index % 2) for index in range(len(prompts))]
-
-
-TINY_BATCH = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 2}
-TWO_STEPS = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "per_device_train_batch_size": 2}
-
-
-@pytest.mark.parametrize(
-    ("steps", "settings"), [(6, {}), (8, TWO_STEPS)], ids=["into the second epoch", "two steps a batch"]
-)
-def test_a_run_that_was_stopped_draws_the_prompts_of_one_that_was_not(
-    make_trainer: Any, task: Any, loaded_once: Any, tmp_path: Path, steps: int, settings: Any
-) -> None:
-    def run(folder: str, until: int, again: bool = False) -> tuple[list[list[str]], list[float]]:
-        arguments = {**TINY_BATCH, **settings, "learning_rate": 1e-2, "logging_steps": 1}
-        arguments |= {"save_strategy": "steps", "save_steps": until, "max_steps": until}
-        arguments |= {"output_dir": str(tmp_path / folder), "train_dataset": task.train.select(range(8))}
-        trainer = make_trainer(reward := Pays(), model=as_loaded(loaded_once), **arguments)
-        trainer.train(resume_from_checkpoint=again)
-        return reward.prompts, [e["reward"] for e in trainer.state.log_history if "reward" in e]
-
-    prompts, rewards = run("whole", steps)
-    first, _ = run("stopped", steps // 2)
-    then, resumed_rewards = run("stopped", steps, again=True)
-    assert first + then == prompts
-    assert resumed_rewards == rewards
-    groups = [*itertools.chain(*prompts)]
-    assert len({*groups[:8]}) == 8, "an epoch draws each prompt once"
-    assert len(groups) == 8 or groups[8:] != groups[:4], "and the next in another order"
+def test_each_epoch_has_an_order_of_its_own_also_in_a_run_that_is_resumed_there(make_trainer: Any) -> None:
+    first, resumed = (make_trainer()._get_train_sampler() for _ in range(2))
+    orders = []
+    for epoch in (0, 1):
+        first.set_epoch(epoch)
+        orders.append([*first])
+    assert {*orders[0]} == {*orders[1]} == {*range(64)}
+    assert orders[0] != orders[1]
+    resumed.set_epoch(1)
+    assert [*resumed] == orders[1]
 
 
 class Runs:
