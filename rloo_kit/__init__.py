@@ -63,7 +63,6 @@ def __getattr__(name: str) -> Any:
     home = next((room for room, names in rooms.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'rloo_kit' has no attribute {name!r}")
-    _import_order.check_working_folder()  # where it was deleted, importing torch ends the process
     module = importlib.import_module(f"rloo_kit.{home}")
     return module if name == home else getattr(module, name)
 

@@ -9,11 +9,11 @@ import html
 import json
 import re
 import textwrap
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rewards.text import question
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
@@ -29,18 +29,10 @@ if TYPE_CHECKING:
 
 CELL = "text-align:left;vertical-align:top;white-space:pre-wrap;overflow-wrap:anywhere"
 
-Graded = tuple["Completion", float | None, bool | None, bool | None]
-"""A completion, its reward, and whether it is right, at the limit and with room."""
-
 
 @dataclass(frozen=True)
 class Pair:
-    """One prompt, one completion of it before training, one after.
-
-    Attributes:
-        rewards: their weighted sums; None where no function applied.
-        correct, correct_with_room: whether they assert the row's answer; None where it has none.
-    """
+    """One prompt, a completion of it before training and one after, with their rewards and whether they are right."""
 
     prompt: Prompt
     before: Completion
@@ -51,7 +43,6 @@ class Pair:
 
     @property
     def change(self) -> float | None:
-        """Reward after minus reward before; None where one of them is missing."""
         return _difference(*self.rewards)
 
 
@@ -64,13 +55,12 @@ class Comparison:
     """Completions in pairs, largest change of reward first; ``print`` it, or make it a cell's last value.
 
     Attributes:
-        pairs: by the size of their change of reward, then those whose tokens changed.
+        pairs: by the size of their change of reward, then those whose tokens changed; ``n`` are shown.
         reward_change: mean of reward after - before; None without rewards.  The prompts are the same before and
             after, so the test of a change is this interval, a percentile bootstrap of the per-prompt differences (Efron
             1979), not whether two intervals overlap.
         accuracy_change, accuracy_with_room_change: the same for the share of right answers, at the limit and with room
             to finish; None where answers are not known, or no room was given.
-        n: how many are shown.
         tokens: which ids open and close a thought.
         chars: most characters shown of a thought, and of an answer; longer ones lose their middle.
     """
@@ -91,42 +81,46 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """How the means changed, and how many rewards rose, fell and stayed."""
         parts = [f"{len(self.pairs)} pairs"]
-        named = {"mean reward": self.reward_change, "accuracy": self.accuracy_change}
-        named["accuracy with room"] = self.accuracy_with_room_change
-        if found := {name: change for name, change in named.items() if change is not None}:
-            means = ", ".join(f"{name} {change:+.3f}" for name, change in found.items())
-            method = ", 95 % bootstrap over prompts" if any(c.is_bounded for c in found.values()) else ""
-            parts.append(f"{means} (after - before{method})")
-        if changes := [pair.change for pair in self.pairs if pair.change is not None]:
-            rose, fell = sum(c > 0 for c in changes), sum(c < 0 for c in changes)
-            parts.append(f"reward rose on {rose}, fell on {fell}, stayed on {len(changes) - rose - fell}")
+        changes = {"mean reward": self.reward_change, "accuracy": self.accuracy_change}
+        changes["accuracy with room"] = self.accuracy_with_room_change
+        known = {name: change for name, change in changes.items() if change is not None}
+        if known:
+            means = ", ".join(f"{name} {change:+.3f}" for name, change in known.items())
+            bounded = any(change.is_bounded for change in known.values())
+            parts.append(f"{means} (after - before{', 95 % bootstrap over prompts' * bounded})")
+        if by_pair := [pair.change for pair in self.pairs if pair.change is not None]:
+            rose, fell = sum(change > 0 for change in by_pair), sum(change < 0 for change in by_pair)
+            parts.append(f"reward rose on {rose}, fell on {fell}, stayed on {len(by_pair) - rose - fell}")
         return "; ".join([*parts, f"{min(self.n, len(self.pairs))} shown"])
 
     def text(self, width: int = 100) -> str:
         """The headline, then of each pair the question and both completions, in lines of at most ``width``."""
-        parts = [self.headline, *(one for shown in self._shown() for one in ("", "─" * width, *shown))]
+        parts = [self.headline, *(part for pair in self._shown() for part in ("", "─" * width, *pair))]
         lines = [line for part in parts for line in _printable(part).split("\n")]
         return "\n".join(wrapped for line in lines for wrapped in textwrap.wrap(line, width) or [""])
 
     def _repr_html_(self) -> str:
         rows = ""
-        for asked, *cells in self._shown():
-            both = "".join(f'<td style="{CELL}">{html.escape(cell)}</td>' for cell in cells)
-            rows += f'<tr><td colspan="2" style="{CELL}"><b>{html.escape(asked)}</b></td></tr><tr>{both}</tr>'
+        for problem, *sides in self._shown():
+            cells = "".join(f'<td style="{CELL}">{html.escape(cell)}</td>' for cell in sides)
+            rows += (
+                f'<tr><td colspan="2" style="{CELL}"><b>{html.escape(problem)}</b></td></tr><tr>{cells}</tr>'
+            )
         # The class keeps MathJax from reading "$5 and $6" as a formula.
         table = f'<table class="tex2jax_ignore" style="width:100%;table-layout:fixed">{rows}</table>'
         return f"<p>{html.escape(self.headline)}</p>{table}"
 
     def _shown(self) -> Iterator[tuple[str, str, str]]:
+        """Question, completion before, completion after."""
         for pair in self.pairs[: self.n]:
-            rewards = ["no reward" if one is None else f"reward {one:.3f}" for one in pair.rewards]
+            rewards = ["no reward" if reward is None else f"reward {reward:.3f}" for reward in pair.rewards]
             rewards[1] += "" if pair.change is None else f" ({pair.change:+.3f})"
-            sides = zip(("before", "after"), rewards, (pair.before, pair.after), strict=True)
             before, after = (
-                f"{side}: {reward}, {len(said.ids)} tokens\n{marked(said, self.tokens, self.chars)}"
-                for side, reward, said in sides
+                f"{side}: {reward}, {len(completion.ids)} tokens\n{marked(completion, self.tokens, self.chars)}"
+                for side, reward, completion in zip(
+                    ("before", "after"), rewards, (pair.before, pair.after), strict=True
+                )
             )
             yield _shortened(question(pair.prompt), self.chars), before, after
 
@@ -146,16 +140,16 @@ def compare(
             number below 0.
         DatasetError: something that is not an evaluation, or two that are not of the same prompts.
     """
-    for name, given in {"before": before, "after": after}.items():
-        if not isinstance(given, Evaluation):
+    for name, value in {"before": before, "after": after}.items():
+        if not isinstance(value, Evaluation):
             where, todo = (
-                f"compare({name}={type(given).__name__})",
+                f"compare({name}={type(value).__name__})",
                 "pass what rloo_kit.evaluate(...) returned",
             )
             raise DatasetError(f"{name} is not an evaluation", where=where, todo=todo)
     argument_types.check({"n": n, "chars": chars}, {"n": Natural, "chars": Natural}, "compare")
     _check_settings(before, after)
-    pairs = _paired(_by_prompt(before), _by_prompt(after))
+    pairs = _paired(before, after)
     pairs.sort(key=lambda pair: (-abs(pair.change or 0.0), pair.before.ids == pair.after.ids))
     figures = ("rewards", "correct", "correct_with_room")
     reward, accuracy, with_room = (_mean_change(pairs, name) for name in figures)
@@ -163,9 +157,7 @@ def compare(
 
 
 def _check_settings(before: Evaluation, after: Evaluation) -> None:
-    first, second = (
-        {"greedy": one.greedy, "samples": one.samples, **one.settings} for one in (before, after)
-    )
+    first, second = ({"greedy": of.greedy, "samples": of.samples, **of.settings} for of in (before, after))
     for name in [name for name in first if name in second and first[name] != second[name]]:
         if name in ("rewards", "correct") and not (first[name] and second[name]):
             continue  # without functions there is nothing to compare
@@ -176,29 +168,33 @@ def _check_settings(before: Evaluation, after: Evaluation) -> None:
         )
 
 
-def _by_prompt(found: Evaluation) -> dict[str, list[Graded]]:
-    unknown = (None,) * len(found.completions)
-    correct = found.correct or unknown, found.correct_with_room or unknown
-    groups: defaultdict[str, list[Graded]] = defaultdict(list)
-    for graded in zip(found.completions, found.rewards, *correct, strict=True):
-        groups[_key(graded[0].prompt)].append(graded)
-    return groups
-
-
-def _paired(before: dict[str, list[Graded]], after: dict[str, list[Graded]]) -> list[Pair]:
+def _paired(before: Evaluation, after: Evaluation) -> list[Pair]:
     """Each prompt's completions, first with first."""
-    counts, others = ({key: len(said) for key, said in groups.items()} for groups in (before, after))
-    if counts != others:
+    old, new = _numbered(before), _numbered(after)
+    if old.keys() != new.keys():
         raise DatasetError(
             "the two evaluations are not of the same prompts",
-            where=f"compare, {len(counts)} prompts before, {len(others)} after, {len(counts.keys() & others)} in both",
+            where=f"compare, {len(old)} completions before, {len(new)} after, {len(old.keys() & new)} in both",
             todo="evaluate the same rows before and after training, such as task.held_out with the same n",
         )
-    both = (pair for key in before for pair in zip(before[key], after[key], strict=True))
-    return [
-        Pair(old[0].prompt, old[0], new[0], (old[1], new[1]), (old[2], new[2]), (old[3], new[3]))
-        for old, new in both
-    ]
+    pairs = []
+    for key in old:
+        completions, *figures = zip(old[key], new[key], strict=True)
+        pairs.append(Pair(completions[0].prompt, *completions, *figures))
+    return pairs
+
+
+def _numbered(evaluation: Evaluation) -> dict[tuple[str, int], Any]:
+    """Prompt and number of a completion of it -> the completion, its reward, whether it is right, and with room."""
+    unknown = (None,) * len(evaluation.completions)
+    right = evaluation.correct or unknown, evaluation.correct_with_room or unknown
+    counts: Counter[str] = Counter()
+    numbered = {}
+    for row in zip(evaluation.completions, evaluation.rewards, *right, strict=True):
+        prompt = _key(row[0].prompt)
+        numbered[prompt, counts[prompt]] = row
+        counts[prompt] += 1
+    return numbered
 
 
 def _mean_change(pairs: list[Pair], name: str) -> Interval | None:
@@ -220,9 +216,11 @@ def marked(completion: Completion, tokens: ThinkTokens = QWEN3, chars: int = 600
     Where <think> or </think> was typed in ordinary tokens, which is no boundary, none of them is marked.
     """
     places = {OPEN: tokens.open_id, CLOSE: tokens.close_id}
-    real = [m for m, token in places.items() if completion.text.count(m) == completion.ids.count(token)]
+    real = [
+        mark for mark, token in places.items() if completion.text.count(mark) == completion.ids.count(token)
+    ]
     parts = re.split(f"({'|'.join(real)})", completion.text) if real else [completion.text]
-    text = "".join(f"«{one}»" if one in real else _shortened(one, chars) for one in parts)
+    text = "".join(f"«{part}»" if part in real else _shortened(part, chars) for part in parts)
     if not completion.finished:
         return f"{text} [cut at {len(completion.ids)} tokens]"
     last = completion.ids[-1] if completion.ids else -1

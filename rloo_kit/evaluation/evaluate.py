@@ -9,7 +9,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from inspect import isfunction
 from typing import Any
 
@@ -41,8 +41,7 @@ class Evaluation:
         accuracy: share of completions that assert the row's answer; None where the dataset has no readable answers.
         reward: mean of the weighted sums, each prompt counting alike; None without reward functions.
         reward_means: each function's mean over the completions that it scored.
-        mean_length: tokens per completion.
-        truncated: share of completions cut at the length limit.
+        mean_length, truncated: tokens per completion; share of completions cut at the length limit.
         rewards, correct: of each completion its weighted sum, and whether it asserts the row's answer; None where no
             function applied, or the row has no answer.
         samples: completions per prompt.  From 2 on both intervals are bootstraps over prompts; at 1 the
@@ -78,26 +77,25 @@ class Evaluation:
         Raises:
             ConfigError: ``k`` is not between 1 and ``samples``, or a completion was not graded.
         """
-        n, known = self.samples, [one for one in self.correct if one is not None]
+        n, known = self.samples, [right for right in self.correct if right is not None]
         if not 1 <= k <= n or not known or len(known) < len(self.correct):
             where = f"pass_at({k}) of {n} samples a prompt, {len(known)} of {len(self.correct)} graded"
             what = "pass@k needs k graded completions of each prompt"
             raise ConfigError(what, where=where, todo="evaluate(samples=...)")
         counts = (sum(known[start : start + n]) for start in range(0, len(known), n))
-        found = bootstrap([1 - math.comb(n - c, k) / math.comb(n, k) for c in counts])
-        assert found is not None  # there are prompts
-        return found
+        interval = bootstrap([1 - math.comb(n - c, k) / math.comb(n, k) for c in counts])
+        assert interval is not None  # there are prompts
+        return interval
 
     def __str__(self) -> str:
         several = f", {self.samples} per prompt" if self.samples > 1 else ""
         rows = {"completions": f"{len(self.completions)}, {'greedy' if self.greedy else 'sampled'}{several}"}
-        over = "bootstrap over prompts" if several else "bootstrap"
-        share = over if several else "Wilson"
         figures = {"accuracy": self.accuracy, "  with room": self.accuracy_with_room, "reward": self.reward}
-        for (name, found), method in zip(figures.items(), (share, share, over), strict=True):
-            if found is not None:
-                rows[name] = f"{found} (95 %, {method})" if found.is_bounded else str(found)
-        graded = sum(one is not None for one in self.correct)
+        for name, interval in figures.items():
+            method = "bootstrap over prompts" if several else "bootstrap" if name == "reward" else "Wilson"
+            if interval is not None:
+                rows[name] = f"{interval} (95 %, {method})" if interval.is_bounded else str(interval)
+        graded = sum(right is not None for right in self.correct)
         if self.accuracy and graded < len(self.correct):
             rows["accuracy"] += f", of {graded} completions"
         if self.accuracy_with_room:
@@ -152,6 +150,7 @@ def evaluate(
     if isinstance(dataset, tasks.Task):
         correct = correct or dataset.correct
     rows = _rows(dataset.held_out if isinstance(dataset, tasks.Task) else dataset, n)
+    prompts, count = [row["prompt"] for row in rows], len(rows) * samples
     funcs: list[Any] = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     correct = correct or _grader(funcs, rows, policy)
     _check(rows, [*funcs, *filter(None, [correct])], policy)
@@ -159,74 +158,65 @@ def evaluate(
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "thinking": policy.thinking}
     drawn = ("chat_template_kwargs",) if greedy else SAMPLING
     settings |= {name: generate.get(name, SAMPLING[name]) for name in drawn}
-    prompts, count = [row["prompt"] for row in rows], len(rows) * samples
     if room > 1:
         _check_room(policy, prompts, room, how)
         settings["room"] = room
+
     progress = _quarters(count) if count * max_new_tokens > LONG else None
     completions = policy.generate(prompts, n=samples, greedy=greedy, progress=progress, **how)
     rows = [row for row in rows for _ in range(samples)]
-    found = _evaluation(rows, completions, funcs, reward_weights, correct, seed, greedy, samples, settings)
-    return found if room == 1 or correct is None else _with_room(policy, found, rows, correct, room, how)
-
-
-def _evaluation(
-    rows: Sequence[Row],
-    completions: Sequence[Completion],
-    funcs: Sequence[Reward],
-    reward_weights: Sequence[float] | None,
-    correct: Reward | None,
-    seed: int,
-    greedy: bool,
-    samples: int,
-    settings: dict[str, Any],
-) -> Evaluation:
-    """What the completions are worth; a row each."""
-    scores = score(rows, completions, funcs)
-    right = [None] * len(rows) if correct is None else scoring.solved(correct, rows, completions)
-    weights = dict(zip(scores, map(float, reward_weights or [1] * len(funcs)), strict=True))
-    totals = [_total(found, weights.values()) for found in zip(*scores.values(), strict=True)]
+    figures = _graded(correct, rows, completions, samples, seed)
+    if room > 1 and correct is not None:
+        longer = _with_room(policy, completions, greedy, room, how)
+        with_room = _graded(correct, rows, longer, samples, seed)
+        figures |= {"room": room, **{f"{name}_with_room": figure for name, figure in with_room.items()}}
+    names = data_checks.distinct([rewards.guarded(func).__name__ for func in funcs])
+    scores = {name: scoring.score(func, rows, completions) for name, func in zip(names, funcs, strict=True)}
+    weights = dict(zip(names, map(float, reward_weights or [1] * len(funcs)), strict=True))
+    totals = [_total(values, weights.values()) for values in zip(*scores.values(), strict=True)]
     return Evaluation(
-        accuracy=_share(right, samples, seed),
         reward=bootstrap(means_by_prompt(totals, samples), seed),
-        reward_means={name: _mean(found) for name, found in scores.items()},
-        mean_length=statistics.fmean(len(c.ids) for c in completions),
-        truncated=statistics.fmean(not c.finished for c in completions),
+        reward_means={name: _mean(values) for name, values in scores.items()},
+        mean_length=statistics.fmean(len(completion.ids) for completion in completions),
         completions=tuple(completions),
         rewards=tuple(totals) or (None,) * len(rows),
         greedy=greedy,
         samples=samples,
-        correct=tuple(right),
         settings={"rewards": weights, "correct": correct and reward_name(correct), **settings},
+        **figures,
     )
 
 
+def _graded(
+    correct: Reward | None, rows: Sequence[Row], completions: Sequence[Completion], samples: int, seed: int
+) -> dict[str, Any]:
+    """:class:`Evaluation`'s accuracy, truncated and correct, at the length limit or with room."""
+    right = [None] * len(rows) if correct is None else scoring.solved(correct, rows, completions)
+    shares = means_by_prompt(right, samples)
+    by_wilson = samples == 1 and shares
+    return {
+        "accuracy": wilson(int(sum(shares)), len(shares)) if by_wilson else bootstrap(shares, seed),
+        "truncated": statistics.fmean(not completion.finished for completion in completions),
+        "correct": tuple(right),
+    }
+
+
 def _with_room(
-    policy: Policy, found: Evaluation, rows: Sequence[Row], correct: Reward, room: int, how: dict[str, Any]
-) -> Evaluation:
-    """The evaluation, and what it is where completions that were cut go on from their last token.
+    policy: Policy, completions: Sequence[Completion], greedy: bool, room: int, how: dict[str, Any]
+) -> list[Completion]:
+    """The completions, those that were cut going on from their last token.
 
     A token is drawn given those before it, whatever the limit: greedy or sampled, these are completions of ``room``
     times the length, and none that ended is sampled again.
     """
-    said = list(found.completions)
-    cut = [index for index, one in enumerate(said) if not one.finished]
-    if cut:
-        # Another seed: the uniform numbers of the tokens before are not to come again.
-        more = {"max_new_tokens": (room - 1) * how["max_new_tokens"], "seed": (how["seed"] + 1) % 2**32}
-        begun = [said[index].ids for index in cut]
-        prompts = [said[index].prompt for index in cut]
-        later = policy.generate(prompts, begun=begun, greedy=found.greedy, **how | more)
-        for index, one in zip(cut, later, strict=True):
-            said[index] = one
-    right = scoring.solved(correct, rows, said)
-    return replace(
-        found,
-        room=room,
-        accuracy_with_room=_share(right, found.samples, how["seed"]),
-        truncated_with_room=statistics.fmean(not one.finished for one in said),
-        correct_with_room=tuple(right),
-    )
+    cut = [completion for completion in completions if not completion.finished]
+    if not cut:
+        return list(completions)
+    # Another seed: the uniform numbers of the tokens before are not to come again.
+    more = {"max_new_tokens": (room - 1) * how["max_new_tokens"], "seed": (how["seed"] + 1) % 2**32}
+    prompts, begun = [completion.prompt for completion in cut], [completion.ids for completion in cut]
+    longer = iter(policy.generate(prompts, begun=begun, greedy=greedy, **how | more))
+    return [completion if completion.finished else next(longer) for completion in completions]
 
 
 def _check_room(policy: Policy, prompts: Sequence[Prompt], room: int, how: dict[str, Any]) -> None:
@@ -244,7 +234,7 @@ def _check_room(policy: Policy, prompts: Sequence[Prompt], room: int, how: dict[
 def check_asked(
     *, n: int | None = None, samples: int = 1, greedy: bool = True, room: int = 1, **generate: Any
 ) -> None:
-    """Check what :func:`evaluate` is asked for, before there is a policy; ``generate`` is for ``Policy.generate``."""
+    """Check :func:`evaluate`'s arguments, before there is a policy; ``generate`` is for ``Policy.generate``."""
     counts = {"n": n, "samples": samples, "room": room}
     argument_types.check(counts, {"n": Count | None, "samples": Count, "room": Count}, "evaluate")
     if greedy and samples > 1:
@@ -280,15 +270,15 @@ def _check(rows: Sequence[Row], called: Sequence[Any], policy: Policy) -> None:
 
     prompts = [row["prompt"] for row in rows]
     data_checks.check_prompts(prompts, policy.tokenizer, "dataset")
-    for one in called:
-        if isinstance(one, str | Module):
-            given = repr(one) if isinstance(one, str) else "model, tokenizer=..."
-            what = (
-                "evaluate takes reward functions, and this is a reward model, which the trainer calls itself"
+    for func in called:
+        if isinstance(func, str | Module):
+            model = repr(func) if isinstance(func, str) else "model, tokenizer=..."
+            raise RewardError(
+                "evaluate takes reward functions, and this is a reward model, which the trainer calls itself",
+                where="evaluate(reward_funcs=...)",
+                todo=f"reward = rewards.reward_model({model}), and give it to both",
             )
-            todo = f"reward = rewards.reward_model({given}), and give it to both"
-            raise RewardError(what, where="evaluate(reward_funcs=...)", todo=todo)
-        rewards.check_signature(one, scoring.columns_of(rows[0]))
+        rewards.check_signature(func, scoring.columns_of(rows[0]))
 
 
 def _quarters(completions: int) -> Callable[[int], None]:
@@ -302,24 +292,11 @@ def _quarters(completions: int) -> Callable[[int], None]:
     return progress
 
 
-def score(
-    rows: Sequence[Row], completions: Sequence[Completion], reward_funcs: Sequence[Reward]
-) -> dict[str, list[float | None]]:
-    """Call reward functions with TRL's keywords, messages where prompts are; return each one's scores by its name."""
-    names = data_checks.distinct([rewards.guarded(func).__name__ for func in reward_funcs])
-    return {n: scoring.score(func, rows, completions) for n, func in zip(names, reward_funcs, strict=True)}
-
-
-def _total(found: Iterable[float | None], weights: Iterable[float]) -> float | None:
-    applied = [weight * value for weight, value in zip(weights, found, strict=True) if value is not None]
+def _total(values: Iterable[float | None], weights: Iterable[float]) -> float | None:
+    applied = [weight * value for weight, value in zip(weights, values, strict=True) if value is not None]
     return sum(applied) if applied else None
 
 
-def _mean(found: Iterable[float | None]) -> float:
-    applied = [one for one in found if one is not None]
+def _mean(values: Iterable[float | None]) -> float:
+    applied = [value for value in values if value is not None]
     return statistics.fmean(applied) if applied else math.nan
-
-
-def _share(right: Sequence[bool | None], samples: int, seed: int) -> Interval | None:
-    shares = means_by_prompt(right, samples)
-    return wilson(int(sum(shares)), len(shares)) if samples == 1 and shares else bootstrap(shares, seed)

@@ -33,7 +33,6 @@ class Interval:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether there is an interval."""
         return not math.isnan(self.low)
 
 

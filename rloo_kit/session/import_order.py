@@ -14,18 +14,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from rloo_kit.errors import ImportOrderError, RunFolderError, VersionError
+from rloo_kit.errors import ImportOrderError
 from rloo_kit.session import output
 from rloo_kit.session.output import drop_logged_noise, quiet
-from rloo_kit.session.versions import TESTED, version_of, warn_once
+from rloo_kit.session.versions import warn_once
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
 # unsloth patches these at import; names that other code bound earlier stay unpatched.
 PATCHED_BY_UNSLOTH = ("trl", "transformers", "peft", "accelerate")
-
-RESTART = "restart the kernel and make `import rloo_kit` its first line"
 
 CPU_BF16 = "UNSLOTH_CPU_BF16"
 FUSED_4BIT = "UNSLOTH_BNB_GEMM_4BIT"
@@ -37,7 +35,7 @@ class Setting(NamedTuple):
 
     value: str | None  # what the kit sets where the user set nothing; None where the kit only watches it
     read_by: str  # the module whose import reads it; later changes do nothing
-    reason: str
+    reason: str = ""
     old_name: str = ""  # an earlier name that is still read, and is the user's choice where it is set
     device: str = ""  # "cpu" or "cuda" where it has an effect on one alone
 
@@ -49,52 +47,45 @@ all other consumer cards."""
 
 def settings() -> dict[str, Setting]:
     """The variables that must be in place before the stack is imported, with the kit's values."""
-    cache = str(cache_folder() / "unsloth_compiled_cache")
     # By default on a T4 alone (unsloth's _BNB_GEMM_4BIT_ARCHS).  On an H100, whose memory is three times as fast as an
     # RTX 4090's, a step took a fifth longer with it (docs/speed.md).
-    fused = None if (gpu_bandwidth() or 0.0) > FAST else "1"
-    sampled = (
-        "2 to 16 completions are sampled from 4-bit weights, by count a fifth of the bytes; timed on no consumer card, "
-        "and slower on an H100: make gpu-check ARGS='--only 4-bit' times both settings on yours"
-    )
+    fused = None if gpu_bandwidth() > FAST else "1"
+    sampled = "2 to 16 completions are multiplied with 4-bit weights, a fifth of the bytes; slower on an H100"
+    cache = str(cache_folder() / "unsloth_compiled_cache")
     statistics = "on a GPU, loading otherwise downloads statistics repos, for up to 120 s"
     folder = "unsloth otherwise writes its compiled code into the notebook's folder"
     same = "float32 on every CPU, so that results agree; 1 takes bfloat16"  # and faster at the tiny policy's size
     # On an H100 the first step took 36 s longer with it (58 s with 4-bit products), a later one 5 to 11 %.
-    compiled = (
-        "compiling the layers made the first step 36 to 58 s longer on an H100, and later ones no faster"
-    )
+    slow = "compiling the layers made the first step 36 to 58 s longer on an H100, and later ones no faster"
     threads = "forked data workers otherwise warn, or hang, on the tokenizer's threads"
     offline = "without a network every look-up waits and retries"
-    hub = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT")
+    of_the_hub = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT")
     return {
         "UNSLOTH_DISABLE_STATISTICS": Setting("1", "unsloth", statistics),
         "UNSLOTH_COMPILE_LOCATION": Setting(cache, "unsloth", folder),
         CPU_BF16: Setting("0", "unsloth", same, device="cpu"),
         FUSED_4BIT: Setting(fused, "unsloth", sampled, device="cuda"),
-        BLOCK_COMPILE: Setting("0", "unsloth", compiled, device="cuda"),
+        BLOCK_COMPILE: Setting("0", "unsloth", slow, device="cuda"),
         # unsloth sets it where the platform allows, but does not look for the old name.
-        "PYTORCH_ALLOC_CONF": Setting(None, "torch", "read once", old_name="PYTORCH_CUDA_ALLOC_CONF"),
+        "PYTORCH_ALLOC_CONF": Setting(None, "torch", old_name="PYTORCH_CUDA_ALLOC_CONF"),
         "TOKENIZERS_PARALLELISM": Setting("false", "tokenizers", threads),
         "HF_HUB_OFFLINE": Setting(None, "huggingface_hub", offline),
-        **dict.fromkeys(hub, Setting(None, "huggingface_hub", "read once")),
-        **dict.fromkeys(("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"), Setting(None, "torch", "read once")),
+        **dict.fromkeys(of_the_hub, Setting(None, "huggingface_hub")),
+        **dict.fromkeys(("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"), Setting(None, "torch")),
     }
 
 
-def gpu_bandwidth() -> float | None:
-    """Bytes a second between the first visible GPU and its memory, two transfers a clock as NVML counts the clock of
-    GDDR and HBM: 9.4e11 on an RTX 3090.  None where NVML finds none; torch is not imported yet where this is needed."""
+def gpu_bandwidth() -> float:
+    """Bytes a second between the first GPU and its memory, two transfers a clock as NVML counts the clock of GDDR and
+    HBM: 9.4e11 on an RTX 3090; 0 where NVML finds none.  torch is not imported yet where this is needed."""
     import pynvml
 
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-        of = pynvml.nvmlDeviceGetHandleByIndex if first.isdigit() else pynvml.nvmlDeviceGetHandleByUUID
-        handle = of(int(first) if first.isdigit() else first)
-        megahertz = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)
-        return 2 * megahertz * 1e6 * pynvml.nvmlDeviceGetMemoryBusWidth(handle) / 8
-    return None
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+        megahertz = pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_MEM)
+        return float(2 * megahertz * 1e6 * pynvml.nvmlDeviceGetMemoryBusWidth(gpu) / 8)
+    return 0.0
 
 
 class _UnslothFirst:
@@ -138,8 +129,8 @@ class _UnslothFirst:
 _hook = _UnslothFirst()
 imported_too_early: tuple[str, ...] = ()
 set_by_kit: dict[str, str] = {}
-found: set[str] = set()  # variables that were set already
-read: dict[str, str | None] = {}  # the variables' values when unsloth had been imported
+set_by_user: set[str] = set()
+values_read: dict[str, str | None] = {}  # the variables' values when unsloth had been imported
 
 
 def put_in_force() -> None:
@@ -149,12 +140,17 @@ def put_in_force() -> None:
     if "unsloth" in sys.modules:
         return
     imported_too_early = tuple(name for name in PATCHED_BY_UNSLOTH if name in sys.modules)
-    if not imported_too_early:
+    if imported_too_early:
+        output.warn(str(_too_early()))
+    else:
         _hook.install()
-        return
-    output.warn(
-        f"{', '.join(imported_too_early)} came before rloo_kit in this process, and unsloth has to come before "
-        f"them: nothing can be loaded or trained here. What to do: {RESTART}."
+
+
+def _too_early() -> ImportOrderError:
+    return ImportOrderError(
+        "unsloth has to be imported before the libraries it patches: nothing can be loaded or trained here",
+        where=f"{', '.join(imported_too_early)} came before rloo_kit in this process",
+        todo="restart the kernel and make `import rloo_kit` its first line",
     )
 
 
@@ -163,31 +159,22 @@ def import_unsloth() -> ModuleType:
 
     Raises:
         ImportOrderError: a library that unsloth patches was imported before ``rloo_kit``.
-        VersionError: this unsloth has no backend for this machine.
     """
     if imported_too_early:
-        where = f"{', '.join(imported_too_early)} came first in this process"
-        what, todo = "unsloth has to be imported before the libraries it patches", RESTART
-        raise ImportOrderError(what, where=where, todo=todo)
+        raise _too_early()
     apply_settings()
     warn_once()  # before the import, which another release may break
     _hook.remove()
     try:
         with quiet():
             unsloth = importlib.import_module("unsloth")
-        for name in settings():
-            read.setdefault(name, os.environ.get(name))
-        return unsloth
-    except BaseException as error:
+    except BaseException:
         if sys.modules.get("unsloth") is None:
             _hook.install()  # for the next attempt
-        if isinstance(error, NotImplementedError):
-            where = f"unsloth {version_of('unsloth')}: {error}"
-            todo = f"install unsloth {TESTED['unsloth']}, the first with a CPU backend: make install"
-            raise VersionError(
-                "this unsloth finds no device it can run on", where=where, todo=todo
-            ) from error
         raise
+    for name in settings():
+        values_read.setdefault(name, os.environ.get(name))
+    return unsloth
 
 
 def apply_settings() -> None:
@@ -199,8 +186,8 @@ def apply_settings() -> None:
         if setting.old_name in os.environ:
             os.environ.setdefault(name, os.environ[setting.old_name])
         if name in os.environ:
-            if name not in set_by_kit and name not in read:
-                found.add(name)
+            if name not in set_by_kit and name not in values_read:
+                set_by_user.add(name)
         elif setting.value is not None and setting.read_by not in sys.modules:
             os.environ[name] = set_by_kit[name] = setting.value
 
@@ -208,26 +195,15 @@ def apply_settings() -> None:
 @contextlib.contextmanager
 def without_variable(name: str) -> Iterator[None]:
     """While inside, a variable is not set."""
-    found = os.environ.pop(name, None)
+    value = os.environ.pop(name, None)
     try:
         yield
     finally:
-        if found is not None:
-            os.environ[name] = found
-
-
-def check_working_folder() -> None:
-    """Raise a RunFolderError in a folder that was deleted, where importing torch ends the process."""
-    try:
-        Path.cwd()
-    except FileNotFoundError as error:
-        what = "the folder that this process works in was deleted, and torch and the run need one"
-        todo = "os.chdir to a folder that is there, or restart the kernel"
-        raise RunFolderError(what, where="the working directory, as os.getcwd() has it", todo=todo) from error
+        if value is not None:
+            os.environ[name] = value
 
 
 def cache_folder() -> Path:
-    """The kit's folder in the user's cache."""
     # The XDG base directory specification: an empty or relative value is ignored.
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (cache if cache.is_absolute() else Path.home() / ".cache") / "rloo-kit"

@@ -1,6 +1,6 @@
 """What is shown: tables and figures, the one output of a cell that trains, warnings, and lines that are dropped.
 
-It never loads IPython, and matplotlib for a figure only.
+It loads IPython in a notebook only, and matplotlib for a figure only.
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ MIB, GIB = 2**20, 2**30
 
 
 def running_shell() -> InteractiveShell | None:
-    """The running IPython, or None."""
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return get_ipython() if get_ipython else None
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel."""
     return getattr(running_shell(), "kernel", None) is not None
 
 
@@ -74,15 +72,15 @@ def shown_figure(caption: str, text: Callable[[], str], **how: Any) -> Figure:
         figure.savefig(buffer, format="png", dpi=100)
         return buffer.getvalue()
 
-    said = {"__repr__": lambda _: caption, "__str__": lambda _: text(), "_repr_png_": png}
-    made: Figure = type("Shown", (Figure,), said)(**how)
-    return made
+    shown = {"__repr__": lambda _: caption, "__str__": lambda _: text(), "_repr_png_": png}
+    figure: Figure = type("Shown", (Figure,), shown)(**how)
+    return figure
 
 
 # --- the one output of a cell -----------------------------------------------------------------------------
 
 FIRST, LAST = 10, 300  # lines that are shown of more: each update sends them all
-BYTES_PER_SECOND = 500_000  # sent at most, in the mean; a Jupyter server drops what is above 1 MB/s
+LEAST_SECONDS = 0.3  # between two updates with a picture: a Jupyter server drops what is above 1 MB/s
 
 
 class Output:
@@ -90,29 +88,29 @@ class Output:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.picture = b""
+        self.picture = ""
         self._handle: DisplayHandle | None = None
-        self._sent_until, self.is_behind = 0.0, False
+        self._next_update = 0.0
 
-    def update(self, now: bool = False) -> None:
-        """Send what there is, unless so much was sent of late that a later update has to do."""
-        started = time.monotonic()
-        self.is_behind = not now and self._sent_until > started + 1.0
-        if self.is_behind:
-            return
+    def add(self, text: str) -> None:
+        self.lines += text.split("\n")
+        if not self.picture or time.monotonic() >= self._next_update:
+            self.update()
+
+    def update(self) -> None:
         between = len(self.lines) - FIRST - LAST
         cut = [*self.lines[:FIRST], f"... {between} lines ...", *self.lines[-LAST:]]
-        text, data = "\n".join(cut if between > 0 else self.lines), base64.b64encode(self.picture).decode()
-        image = f'<img src="data:image/png;base64,{data}" alt="picture of the run" style="max-width: 100%">'
-        shown = f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
-        bundle = {"text/html": (image if data else "") + shown, "text/plain": text}
+        text = "\n".join(cut if between > 0 else self.lines)
+        image = f'<img src="data:image/png;base64,{self.picture}" alt="picture of the run" style="max-width: 100%">'
+        lines = f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
+        bundle = {"text/html": (image if self.picture else "") + lines, "text/plain": text}
         if self._handle is None:
             from IPython.display import display
 
             self._handle = display(bundle, raw=True, display_id=True)
         else:
             self._handle.update(bundle, raw=True)
-        self._sent_until = max(started, self._sent_until) + len(bundle["text/html"]) / BYTES_PER_SECOND
+        self._next_update = time.monotonic() + LEAST_SECONDS
 
 
 _output: Output | None = None
@@ -130,15 +128,14 @@ def one_output() -> Iterator[None]:
         yield
     finally:
         _output = None
-        if mine.is_behind:
-            mine.update(now=True)
+        if mine.lines or mine.picture:
+            mine.update()  # with lines that came too soon after others
 
 
 def say(text: object) -> None:
     """A line of the cell's one output, printed where there is none; on the main process of several alone."""
     if _output is not None:
-        _output.lines += str(text).split("\n")
-        _output.update()
+        _output.add(str(text))
     elif multi_process.is_main():
         print(text, flush=True)
 
@@ -151,7 +148,7 @@ def shows_pictures() -> bool:
 def show(png: bytes) -> None:
     """Put a picture above the lines, in place of the last one; nowhere but in a notebook."""
     if _output is not None:
-        _output.picture = png
+        _output.picture = base64.b64encode(png).decode()
         _output.update()
 
 
@@ -162,9 +159,9 @@ def warn(message: str, category: type[Warning] = UserWarning, *, main_alone: boo
     """Warn at the user's line; with ``main_alone`` on the main process, where the others would say it too."""
     if main_alone and not multi_process.is_main():
         return
-    here = sys._getframe(1)
-    frames = (one for one, _ in traceback.walk_stack(here))
-    frame = next((one for one in frames if not _is_library(one.f_code.co_filename)), here)
+    caller = sys._getframe(1)
+    frames = (frame for frame, _ in traceback.walk_stack(caller))
+    frame = next((frame for frame in frames if not _is_library(frame.f_code.co_filename)), caller)
     names = frame.f_globals
     registry, module = names.setdefault("__warningregistry__", {}), names.get("__name__")
     warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
@@ -185,9 +182,7 @@ def _is_library(file: str) -> bool:
 # --- lines that are dropped -------------------------------------------------------------------------------
 
 PRINTED = (
-    r"^🦥|^Unsloth \S+: no GPU found, training on CPU|^Unsloth: `?triton`? is not available|^On Windows, Triton is"
-    r"|^Unsloth \(CPU\): \w+ on \d+ CPU threads|^Unsloth \(CPU\): this CPU has no native bfloat16"
-    r"|^Unsloth( \(CPU\))?: .* is a LoRA adapter; loading its base"
+    r"^🦥|^Unsloth \S+: no GPU found|^Unsloth \(CPU\): (\w+ on \d+ CPU threads|.* is a LoRA adapter; loading its base)"
     r'|^==\(\(=+\)\)==|^ *\\\\ +/\||^O\^O/|^\\ {6,}/ |^ "-_+-"'
 )
 """Unsloth's banners, and what prepare() or the policy say themselves."""
@@ -202,35 +197,23 @@ LOGGED = {
 }
 """A logger -> its lines that are known, harmless and always there."""
 
-ONCE = {"trl.trainer.rloo_trainer": "All reward functions returned None for the following kwargs:"}
-"""A logger -> its line that comes in every step, and is let through once; rloo_kit.watch says what it means."""
-
-_said: set[str] = set()
-
-
-def _is_wanted(record: logging.LogRecord) -> bool:
-    line = record.getMessage()
-    if record.name in ONCE and ONCE[record.name] in line:
-        again = record.name in _said
-        _said.add(record.name)
-        return not again
-    return record.name not in LOGGED or not re.search(LOGGED[record.name], line)
-
 
 def drop_logged_noise() -> None:
-    """Filter the loggers of :data:`LOGGED` and :data:`ONCE`, for good: some log when they are imported."""
-    for name in (*ONCE, *LOGGED):
-        logging.getLogger(name).addFilter(_is_wanted)
+    """Filter the loggers of :data:`LOGGED` for good: some log when they are imported."""
+    for name in LOGGED:
+        logging.getLogger(name).addFilter(
+            lambda record: not re.search(LOGGED[record.name], record.getMessage())
+        )
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Print what is printed inside afterwards, without the lines of :data:`PRINTED`."""
     try:
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
             yield
     finally:
-        lines = said.getvalue().splitlines(keepends=True)
+        lines = printed.getvalue().splitlines(keepends=True)
         print(*(line for line in lines if not re.search(PRINTED, line)), sep="", end="", flush=True)
 
 

@@ -27,6 +27,10 @@ from rloo_kit.session.versions import TESTED, outside, version_of
 MODEL, STEPS = "RLOO_KIT_MODEL", "RLOO_KIT_STEPS"
 FROM_FILE = "set by .env"
 SHOWN = ("torch", "unsloth", "trl", "transformers")
+SPILLS = (
+    "Windows' driver may move what does not fit on the GPU into the computer's memory, which makes steps many times "
+    "slower: keep to rloo_kit.plan(), and prefer no 'CUDA - Sysmem Fallback' in the NVIDIA control panel."
+)
 Answer = TypeVar("Answer")
 
 
@@ -38,7 +42,7 @@ class Environment:
         total_bytes, free_bytes: the device's memory (the machine's, on a CPU).
         bf16: whether the kit computes in bfloat16 here, see :func:`compute_dtype`.
         versions: package -> installed version, for the packages of :data:`TESTED`.
-        offline, hub: whether the Hugging Face hub is not asked; in words also whether it could not be switched off.
+        offline: whether the Hugging Face hub is not asked.
         variables: (name, value or "(not shown)", who set it and why) of each variable in effect.
         warnings: one sentence each.
         model, steps: RLOO_KIT_MODEL and RLOO_KIT_STEPS, with which a notebook runs another policy or another length
@@ -52,7 +56,6 @@ class Environment:
     bf16: bool
     versions: Mapping[str, str]
     offline: bool
-    hub: str
     seed: int
     variables: tuple[tuple[str, str, str], ...]
     warnings: tuple[str, ...]
@@ -62,20 +65,15 @@ class Environment:
     def __str__(self) -> str:
         free = f"{self.free_bytes / GIB:.1f} of {self.total_bytes / GIB:.1f} GiB free"
         dtype = "bfloat16" if self.bf16 else "float16" if self.device == "cuda" else "float32"
-        whys = [why.partition(":")[0] for *_, why in self.variables]
-        count = {f"{whys.count(why)} {why}" for why in whys}
-        asked = {"model": self.model, "steps": self.steps}
+        setters = [why.partition(":")[0] for *_, why in self.variables]
+        counts = sorted({f"{setters.count(setter)} {setter}" for setter in setters})
+        switched = {"model": self.model, "steps": self.steps}
         rows = [
             ("device", f"{self.device}, {self.device_name}: {free}, computes in {dtype}"),
-            (
-                "stack",
-                ", ".join(
-                    f"{name} {self.versions[name]}" for name in ("torch", "unsloth", "trl", "transformers")
-                ),
-            ),
-            ("hub", self.hub),
-            ("variables", f"{', '.join(sorted(count))}; see env.variables"),
-            *((name, f"{value}, in place of the notebook's") for name, value in asked.items() if value),
+            ("stack", ", ".join(f"{package} {self.versions[package]}" for package in SHOWN)),
+            ("hub", "offline" if self.offline else "in use"),
+            ("variables", f"{', '.join(counts)}; see env.variables"),
+            *((name, f"{value}, in place of the notebook's") for name, value in switched.items() if value),
             *(("warning", text) for text in self.warnings),
         ]
         return "\n".join(f"{label:<11}{text}" for label, text in rows)
@@ -103,17 +101,17 @@ def prepare(
     Raises:
         ConfigError: the .env file cannot be read, or is not UTF-8 text; RLOO_KIT_STEPS is no whole number above 0.
         ImportOrderError: trl, transformers, peft or accelerate was imported before ``rloo_kit``.
-        RunFolderError: the working directory was deleted.
         VersionError: trl is not of the version that the trainer was written for.
     """
     notes: list[str] = []
     from_file = _load_dotenv(dotenv, notes)
     if "trl" in outside():  # of the rest, importing unsloth warns
-        what = "the trainer overrides methods of trl 1.15 and does not work with another release"
-        todo = f"pip install trl=={TESTED['trl']}, and restart the kernel"
-        raise VersionError(what, where=f"trl {version_of('trl')}", todo=todo)
-    is_offline, hub = _settle_offline(offline, notes)
-    steps = _asked_steps()
+        raise VersionError(
+            "the trainer overrides methods of trl 1.15 and does not work with another release",
+            where=f"trl {version_of('trl')}",
+            todo=f"pip install trl=={TESTED['trl']}, and restart the kernel",
+        )
+    is_offline, steps = _settle_offline(offline, notes), _steps()
     import_unsloth()
     with quiet():
         from transformers import set_seed
@@ -124,8 +122,7 @@ def prepare(
     # WSL has Windows' driver.
     if on_gpu and (os.name == "nt" or "microsoft" in platform.uname().release.lower()):
         notes.append(SPILLS)
-    device, (free, total) = "cuda" if on_gpu else "cpu", device_memory()
-    threads = torch.get_num_threads()
+    device, threads, (free, total) = "cuda" if on_gpu else "cpu", torch.get_num_threads(), device_memory()
     variables = tuple(_variables(device, from_file, notes))
     environment = Environment(
         device=device,
@@ -135,7 +132,6 @@ def prepare(
         bf16=compute_dtype() == "bfloat16",
         versions={package: version_of(package) for package in TESTED},
         offline=is_offline,
-        hub=hub,
         seed=seed,
         variables=variables,
         warnings=tuple(notes),
@@ -146,7 +142,7 @@ def prepare(
     return environment
 
 
-def _asked_steps() -> int | None:
+def _steps() -> int | None:
     text = os.environ.get(STEPS) or None
     if text and not (text.isascii() and text.isdecimal() and int(text) > 0):
         todo = f"set it to the number of updates, as in {STEPS}=5, or unset it"
@@ -165,8 +161,20 @@ def compute_dtype() -> str:
         import unsloth
 
         return "bfloat16" if unsloth.is_bfloat16_supported() else "float16"
-    asked = (import_order.read.get(CPU_BF16) or "").strip().lower()
-    return "bfloat16" if asked in ("1", "true", "yes", "on") else "float32"  # as unsloth reads it
+    value = (import_order.values_read.get(CPU_BF16) or "").strip().lower()
+    return "bfloat16" if value in ("1", "true", "yes", "on") else "float32"  # as unsloth reads it
+
+
+def device_memory() -> tuple[int, int]:
+    """Free and total bytes: the GPU's, or without one the computer's."""
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return int(free), int(total)
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
 
 
 def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> set[str]:
@@ -176,45 +184,75 @@ def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> set[s
     from dotenv import dotenv_values, find_dotenv
 
     # A notebook's working directory is its own folder, and .env lies at the project's top.
-    if not (found := find_dotenv(os.fspath(path), usecwd=True)):
+    if not (file := find_dotenv(os.fspath(path), usecwd=True)):
         if os.fspath(path) != ".env":
             notes.append(f"{without_hidden(os.fspath(path))} was not found here or in a folder above.")
         return set()
     try:
-        text = Path(found).read_text(encoding="utf-8-sig")  # Windows' editors put a mark before UTF-8
-        if "\0" in text:
+        text = Path(file).read_text(encoding="utf-8-sig")  # Windows' editors put a mark before UTF-8
+        if "\0" in text:  # UTF-16, as PowerShell writes it
             raise UnicodeError
     except (OSError, UnicodeError) as error:
-        what = f"{Path(found).name} cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8 text'})"
+        what = f"{Path(file).name} cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8 text'})"
         todo = "let this user read it, and save it as UTF-8: PowerShell writes UTF-16"
-        raise ConfigError(what, where=f"prepare, {found}", todo=todo) from None
-    given = {
+        raise ConfigError(what, where=f"prepare, {file}", todo=todo) from None
+    values = {
         name: value for name, value in dotenv_values(stream=io.StringIO(text)).items() if value is not None
     }
-    for name, value in given.items():
+    for name, value in values.items():
         hide(name, value)
         # The kit's own defaults give way; where a library has read one already, :func:`_variables` says so.
         if name not in os.environ or import_order.set_by_kit.pop(name, None) is not None:
             os.environ[name] = value
-    return {name for name, value in given.items() if os.environ[name] == value}
+    return {name for name, value in values.items() if os.environ[name] == value}
 
 
-def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:
-    told = os.environ.get("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE"))
-    told_offline = told is not None and told.upper() in {"1", "ON", "YES", "TRUE"}
+def _variables(device: str, from_file: Collection[str], notes: list[str]) -> Iterator[tuple[str, str, str]]:
+    table, late = settings(), []
+    for name, setting in table.items():
+        value = os.environ.get(name)
+        if setting.device not in ("", device) or (name == CPU_BF16 and value is None):
+            continue  # without it load_policy chooses float32
+        if value != import_order.values_read[name] or (value is None and setting.value is not None):
+            late.append(name)
+        elif name in from_file or is_hidden(name, value):
+            yield name, INSTEAD, FROM_FILE
+        elif name in import_order.set_by_kit:
+            yield name, _short(import_order.set_by_kit[name]), f"set by the kit: {setting.reason}"
+        elif name in import_order.set_by_user:
+            yield name, _short(value or ""), "set before"
+    yield from ((name, INSTEAD, FROM_FILE) for name in sorted(set(from_file) - set(table)))
+    if late:
+        readers = ", ".join(sorted({table[name].read_by for name in late}))
+        notes.append(
+            f"{', '.join(late)}: set after {readers} had been imported, which is too late. Restart the kernel, and set "
+            "it before any import or in .env."
+        )
+
+
+def _short(value: str) -> str:
+    if "@" in value:  # an address may hold a password
+        return INSTEAD
+    return without_hidden(value).replace(str(Path.home()), "~", 1)
+
+
+def _settle_offline(offline: bool | None, notes: list[str]) -> bool:
+    """Switch the hub library off or on, unless it has read its variable already; whether it is off."""
+    switch = os.environ.get("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE"))
+    switched_off = switch is not None and switch.upper() in {"1", "ON", "YES", "TRUE"}
     if offline is None:
-        offline = told_offline if told is not None else not _hub_reachable()
+        offline = switched_off if switch is not None else not _hub_reachable()
     if "huggingface_hub" not in sys.modules:
-        if told_offline != offline:
+        if switched_off != offline:
             os.environ["HF_HUB_OFFLINE"] = import_order.set_by_kit["HF_HUB_OFFLINE"] = str(int(offline))
-        return offline, "offline" if offline else "in use"
-    active = bool(sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE)
-    if active != offline:
+        return offline
+    is_off = bool(sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE)
+    if is_off != offline:
         notes.append(
             f"The hub is {'out of reach' if offline else 'wanted'}, but huggingface_hub had read HF_HUB_OFFLINE "
             "before prepare() could set it. Restart the kernel and call prepare() before any other import."
         )
-    return active, "offline" if active else "out of reach, not switched off" if offline else "in use"
+    return is_off
 
 
 def _hub_reachable(seconds: float = 3.0) -> bool:
@@ -248,47 +286,3 @@ def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
     # Not an executor: leaving one, or the process, would wait for its thread.
     threading.Thread(target=run, daemon=True).start()
     return future.result(timeout=seconds)
-
-
-SPILLS = (
-    "Windows' driver may move what does not fit on the GPU into the computer's memory, which makes steps many times "
-    "slower: keep to rloo_kit.plan(), and prefer no 'CUDA - Sysmem Fallback' in the NVIDIA control panel."
-)
-
-
-def _variables(device: str, from_file: Collection[str], notes: list[str]) -> Iterator[tuple[str, str, str]]:
-    known = settings()
-    for name, setting in known.items():
-        value = os.environ.get(name)
-        if setting.device not in ("", device) or (name == CPU_BF16 and value is None):
-            continue  # without it load_policy chooses float32
-        if value != import_order.read[name]:
-            late = f"{name} was changed after {setting.read_by} read it"
-            notes.append(f"{late}: restart the kernel, and set it before any import or in .env.")
-        elif name in from_file or is_hidden(name, value):
-            yield name, INSTEAD, FROM_FILE
-        elif name in import_order.set_by_kit:
-            yield name, _short(import_order.set_by_kit[name]), f"set by the kit: {setting.reason}"
-        elif name in import_order.found:
-            yield name, _short(value or ""), "set before"
-        elif value is None and setting.value is not None:
-            notes.append(f"{name} could not be set: {setting.read_by} was imported before prepare().")
-    yield from ((name, INSTEAD, FROM_FILE) for name in sorted(set(from_file) - set(known)))
-
-
-def _short(value: str) -> str:
-    if "@" in value:  # an address may hold a password
-        return INSTEAD
-    return without_hidden(value).replace(str(Path.home()), "~", 1)
-
-
-def device_memory() -> tuple[int, int]:
-    """Free and total bytes: the GPU's, or without one the computer's."""
-    import psutil
-    import torch
-
-    if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        return int(free), int(total)
-    memory = psutil.virtual_memory()
-    return memory.available, memory.total

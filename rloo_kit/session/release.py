@@ -14,12 +14,12 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import FrameType, FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from rloo_kit.session.output import MIB, running_shell
 
-SHOWN = 8
+SHOWN = 8  # holders that are printed
 WORTH_NAMING = MIB // 2  # less rounds to 0 MiB
 # Where trainers, policies, pipelines and accelerate's wrappers keep what they wrap.
 WRAPPED = ("model", "model_wrapped", "ref_model", "module", "optimizer", "lr_scheduler", "scheduler")
@@ -32,8 +32,8 @@ class Released:
     Attributes:
         freed_bytes, held_bytes: as ``torch.cuda.memory_allocated`` counts them; without a GPU, live tensors' storages.
         holders: pairs of (who, bytes) from half a MiB on, largest first: names in the notebook and variables of running
-            functions that are a model or a tensor, or have one among their items, attributes or closed-over variables.
-            Each counts it in full.  What is held further down is in ``held_bytes`` alone.
+            functions that are a model, a trainer, a policy or a tensor, or a list, tuple or dict of such.  Each counts
+            it in full.  What is held further down is in ``held_bytes`` alone.
     """
 
     freed_bytes: int
@@ -42,10 +42,7 @@ class Released:
 
     def __str__(self) -> str:
         lines = [f"Released {_mib(self.freed_bytes)}; {_mib(self.held_bytes)} still held."]
-        lines += [f"  {_mib(held):>9}  {who}" for who, held in self.holders[:SHOWN]]
-        if len(self.holders) > SHOWN:
-            lines.append(f"  and {len(self.holders) - SHOWN} more in .holders")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  {_mib(held):>9}  {who}" for who, held in self.holders[:SHOWN])])
 
     __repr__ = __str__
 
@@ -83,13 +80,9 @@ def release(*holders: object, namespace: dict[str, Any] | None = None) -> Releas
         shell.push(dict.fromkeys(("_", "__", "___"), ""), interactive=False)
     collect()
     held = bytes_in_use()
-    found = _who_holds(namespace) if held >= WORTH_NAMING else ()
-    large = sorted((-size, who) for who, size in found if size >= WORTH_NAMING)
+    sizes = _sizes_by_holder(namespace) if held >= WORTH_NAMING else ()
+    large = sorted((-size, who) for who, size in sizes if size >= WORTH_NAMING)
     return Released(max(before - held, 0), held, tuple((who, -size) for size, who in large))
-
-
-def _on_cuda() -> bool:
-    return _torch() is not None and bool(_torch().cuda.is_initialized())
 
 
 def collect() -> None:
@@ -103,8 +96,8 @@ def collect() -> None:
 
 def _let_go(holders: tuple[object, ...], names: dict[str, Any]) -> None:
     targets = [thing for thing in holders or names.values() if _weights(thing)]
-    weights = [found for thing in targets for found in _weights(thing)]
-    modules = [module for found in weights if hasattr(found, "modules") for module in found.modules()]
+    weights = [part for thing in targets for part in _weights(thing)]
+    modules = [module for part in weights if hasattr(part, "modules") for module in part.modules()]
     parts = {id(thing) for thing in [*targets, *weights, *modules]}
     for name in [name for name, value in names.items() if id(value) in parts]:
         del names[name]
@@ -120,117 +113,100 @@ def _let_go(holders: tuple[object, ...], names: dict[str, Any]) -> None:
 
 def _empty_trainer(thing: object) -> None:
     """Empty a trainer, so that what still refers to it keeps no model alive."""
-    free_memory = _attribute(_attribute(thing, "accelerator"), "free_memory")
-    if _is_weights(thing) or not callable(free_memory):
+    attributes = _attributes(thing)
+    free_memory = getattr(attributes.get("accelerator"), "free_memory", None)
+    if not callable(free_memory):
         return
     with contextlib.suppress(Exception):
         free_memory()
-    for name, value in list((_attribute(thing, "__dict__") or {}).items()):
-        if name == "callback_handler" or any(map(_weights, [value, *_inside(value)])):
-            with contextlib.suppress(Exception):
-                setattr(thing, name, None)
+    for name, value in list(attributes.items()):
+        if name == "callback_handler" or any(map(_weights, [value, *_items(value)])):
+            attributes[name] = None
 
 
 def clear_frames(*errors: BaseException | None) -> None:
     """Drop the local variables of the finished frames of errors, and of all that these were raised from."""
-    found, todo = set[int](), list(errors)
+    cleared, todo = set[int](), list(errors)
     while todo:
         error = todo.pop()
-        if error is not None and id(error) not in found:
-            found.add(id(error))
+        if error is not None and id(error) not in cleared:
+            cleared.add(id(error))
             todo += [error.__cause__, error.__context__]
             traceback.clear_frames(error.__traceback__)
 
 
-def _attribute(thing: object, name: str) -> Any:
+# --- what a thing holds -----------------------------------------------------------------------------------
+
+
+def _attributes(thing: object) -> dict[str, Any]:
     try:
-        return getattr(thing, name, None)
-    except Exception:  # a property of the user's
-        return None
+        return {} if isinstance(thing, type | ModuleType) else vars(thing)
+    except Exception:  # there are none, or the user's class answers by code of its own
+        return {}
 
 
-def _is_a(thing: object, *kinds: type) -> bool:
-    """By type alone: lazy modules and proxies answer ``__class__`` by running code."""
-    return issubclass(type(thing), kinds)
-
-
-def _torch() -> Any:
-    torch = sys.modules.get("torch")
-    return torch if hasattr(torch, "nn") and hasattr(torch, "optim") else None  # loaded completely
-
-
-def _is_weights(thing: object) -> bool:
-    torch = _torch()
-    kinds = torch and (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-    return bool(kinds) and _is_a(thing, *kinds)
+def _items(thing: Any) -> list[Any]:
+    if issubclass(type(thing), dict):
+        return list(thing.values())
+    return list(thing) if issubclass(type(thing), (list, tuple)) else []
 
 
 def _weights(thing: object) -> list[Any]:
     """The models, optimizers and schedules that a thing is, or wraps as a trainer and a policy do."""
-    wrapped = () if _is_a(thing, type, ModuleType) else (_attribute(thing, name) for name in WRAPPED)
-    return list(filter(_is_weights, (thing, *wrapped)))
-
-
-def _inside(thing: Any) -> list[Any]:
-    """Items of a container, what a function closes over, attributes of anything else but weights."""
-    if _is_weights(thing) or _is_a(thing, type, ModuleType):
+    torch = sys.modules.get("torch")
+    if torch is None:
         return []
-    if _is_a(thing, FunctionType):
-        return [_attribute(cell, "cell_contents") for cell in thing.__closure__ or ()]
-    if _is_a(thing, list, tuple, set):
-        return list(thing)
-    held = thing if _is_a(thing, dict) else _attribute(thing, "__dict__")
-    return list(held.values()) if _is_a(held, dict) else []
+    kinds = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+    parts = [thing, *map(_attributes(thing).get, WRAPPED)]
+    return [part for part in parts if issubclass(type(part), kinds)]  # by type: a proxy's class runs its code
 
 
-def _who_holds(names: dict[str, Any]) -> Iterator[tuple[str, int]]:
+def _sizes_by_holder(names: dict[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in list(names.items()):
         yield f"{name} (name in the notebook)", _bytes_held(value)
-    for frame in _frames():
+    for frame, line in traceback.walk_stack(sys._getframe()):
         code, variables = frame.f_code, frame.f_locals
-        if frame.f_globals is globals() or not code.co_flags & inspect.CO_OPTIMIZED:  # no function's
+        if frame.f_globals is globals() or not code.co_flags & inspect.CO_OPTIMIZED:  # not a function
             continue
         for name, value in list(variables.items()):
-            if value is not names and (held := _bytes_held(value)):
-                yield f"{name} (variable of {code.co_name}(), line {frame.f_lineno})", held
+            if value is not names and (size := _bytes_held(value)):
+                yield f"{name} (variable of {code.co_name}(), line {line})", size
                 # Before Python 3.13 the variables are a copy, which would outlive the function's own `del`.
                 if isinstance(variables, dict):
-                    variables.pop(name, None)
-
-
-def _frames() -> Iterator[FrameType]:
-    return (frame for top in sys._current_frames().values() for frame, _ in traceback.walk_stack(top))
+                    del variables[name]
 
 
 def _bytes_held(value: object) -> int:
-    """Bytes of a value's tensors and models, and of those one level inside it."""
-    near = [value, *_inside(value)]
-    models = [one for thing in near for one in _weights(thing) if hasattr(one, "buffers")]
-    tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
-    return _bytes_of([*near, *tensors])
+    near = [value, *_items(value)]
+    models = [part for thing in near for part in _weights(thing) if hasattr(part, "buffers")]
+    return _bytes_of(
+        [*near, *(tensor for model in models for tensor in (*model.parameters(), *model.buffers()))]
+    )
 
 
 def bytes_in_use() -> int:
     """Bytes that tensors hold: on all GPUs as torch counts them, without one in the storages Python can see."""
     if _on_cuda():
-        cuda = _torch().cuda
+        cuda = sys.modules["torch"].cuda
         return sum(cuda.memory_allocated(device) for device in range(cuda.device_count()))
     return _bytes_of(gc.get_objects())
 
 
-def _bytes_of(things: Iterable[object]) -> int:
-    if (torch := _torch()) is None:
+def _on_cuda() -> bool:
+    return "torch" in sys.modules and bool(sys.modules["torch"].cuda.is_initialized())
+
+
+def _bytes_of(things: Iterable[Any]) -> int:
+    if (torch := sys.modules.get("torch")) is None:
         return 0
-    found: dict[tuple[str, int], int] = {}  # bytes by device and address: views and tied weights count once
-    for tensor in [thing for thing in things if _is_a(thing, torch.Tensor)]:
+    storages: dict[
+        tuple[str, int], int
+    ] = {}  # bytes by device and address: views and tied weights count once
+    for tensor in [thing for thing in things if issubclass(type(thing), torch.Tensor)]:
         with contextlib.suppress(Exception):  # fake, sparse and wrapper tensors have no storage
-            found.update(_storages_of(tensor))
-    return sum(found.values())
-
-
-def _storages_of(tensor: Any) -> Iterator[tuple[tuple[str, int], int]]:
-    # The collector does not list a gradient that Python code has not touched: it has no Python object yet.
-    for one in (tensor, tensor.grad if tensor.is_leaf else None):
-        if one is not None and (one.is_cuda or not _on_cuda()):
-            storage = one.untyped_storage()
-            yield (str(one.device), storage.data_ptr()), storage.nbytes() if storage.data_ptr() else 0
+            # The collector does not list a gradient that Python code has not touched: it has no Python object yet.
+            for part in (tensor, tensor.grad if tensor.is_leaf else None):
+                if part is not None and (part.is_cuda or not _on_cuda()) and part.data_ptr():
+                    storage = part.untyped_storage()
+                    storages[str(part.device), storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())

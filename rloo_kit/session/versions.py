@@ -6,12 +6,8 @@ The ranges are read from the installed kit's metadata; a kit that only lies on t
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
 
 from rloo_kit.session import output
-
-if TYPE_CHECKING:
-    from packaging.specifiers import SpecifierSet
 
 # The versions that the tests ran on (requirements/constraints.txt).
 TESTED = {
@@ -27,7 +23,6 @@ TESTED = {
 
 
 def version_of(package: str) -> str:
-    """The installed version of a package, or "missing"."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -36,33 +31,26 @@ def version_of(package: str) -> str:
         return "missing"
 
 
-def ranges() -> dict[str, SpecifierSet]:
-    """The releases that the kit's installation asks for, of the packages of :data:`TESTED`; empty if not installed."""
+def outside() -> dict[str, str]:
+    """Of each package that is installed in a release outside the range that the kit's metadata gives: what to do."""
     from importlib.metadata import PackageNotFoundError, requires
 
     from packaging.requirements import Requirement
 
     try:
-        needed = [Requirement(line) for line in requires("rloo-kit") or ()]
+        needs = [Requirement(line) for line in requires("rloo-kit") or ()]
     except PackageNotFoundError:
         return {}
-    found = {one.name.replace("-", "_"): one.specifier for one in needed if one.marker is None}
-    return {name: found[name] for name in TESTED if name in found}
-
-
-def outside() -> dict[str, str]:
-    """Of each package that is installed in a release outside its range: which, and what to do."""
-    installed = {name: (version_of(name), allowed) for name, allowed in ranges().items()}
     todo = "Before you trust a run, run the contract tests in the kit's repository: pytest tests/contract"
+    ranges = {need.name.replace("-", "_"): need.specifier for need in needs if need.marker is None}
     return {
-        name: f"{name} {version} is outside {allowed}, the releases that the kit was tried on. {todo}"
-        for name, (version, allowed) in installed.items()
-        if version != "missing" and not allowed.contains(version, prereleases=True)
+        name: f"{name} {version} is outside {ranges[name]}, the releases that the kit was tried on. {todo}"
+        for name, version in {name: version_of(name) for name in TESTED if name in ranges}.items()
+        if version != "missing" and not ranges[name].contains(version, prereleases=True)
     }
 
 
 @cache
 def warn_once() -> None:
-    """Warn of every release outside its range, once in a process."""
     for text in outside().values():
         output.warn(text)

@@ -173,9 +173,10 @@ def check_vllm(args: trl.RLOOConfig, model: torch.nn.Module) -> None:
 def check_launch(accelerator: Accelerator, args: trl.RLOOConfig, dataset: Dataset | IterableDataset) -> None:
     """Works around: accelerate falls back in silence to fewer processes or to DDP, and each process is sent the same
     row numbers, whatever its rows are."""
-    state, wanted = accelerator.state, multi_process.asked(args.deepspeed, args.fsdp)
-    kind, on_cpu = str(state.distributed_type.value), accelerator.device.type == "cpu"
-    if error := multi_process.downgrade(wanted, state.num_processes, kind, on_cpu=on_cpu):
+    state, on_cpu = accelerator.state, accelerator.device.type == "cpu"
+    engines = {"deepspeed": args.deepspeed, "fsdp": args.fsdp}
+    kind = str(state.distributed_type.value)
+    if error := multi_process.downgrade(state.num_processes, kind, on_cpu=on_cpu, **engines):
         raise error
     if state.num_processes > 1 and isinstance(dataset, Dataset):
         check_same(gather_object([run_record.digest(dataset)]))

@@ -15,7 +15,7 @@ from rloo_kit.errors import ConfigError, OutOfMemoryError, RunFolderError
 from rloo_kit.memory import out_of_memory
 from rloo_kit.memory.plan_inputs import is_lora, quantisation_tensors
 from rloo_kit.redact import without_secrets
-from rloo_kit.session import multi_process, output
+from rloo_kit.session import output
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import running_shell
 from rloo_kit.watch.run_folder import RECIPE, STATE, facts, step_of
@@ -78,7 +78,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             OutOfMemoryError: with the phase, what to change, and the checkpoint to resume from.
         """
         alone = checkpointing.run_lock(self.folder) if self.args.should_save else nullcontext()
-        with multi_process.named(), alone, output.one_output():
+        with alone, output.one_output():
             return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
 
     def _train(self, checkpoint: Path | None, **kwargs: object) -> TrainOutput:

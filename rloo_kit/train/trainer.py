@@ -16,7 +16,7 @@ from rloo_kit.advantages import dead_groups
 from rloo_kit.memory import out_of_memory, plan
 from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.plan_inputs import reference_is_base
-from rloo_kit.session import import_order, output
+from rloo_kit.session import output
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import without_bars
 from rloo_kit.train import losses, microbatches
@@ -74,7 +74,7 @@ class RLOOTrainer(RolloutTrainer):
     Raises:
         ConfigError: see :mod:`rloo_kit.train.check_config`; or the launcher gave other processes than were asked for.
         DatasetError, RewardError, rewards.RewardValueError: see :mod:`rloo_kit.data_checks`.
-        RunFolderError: ``output_dir`` cannot be made, or the working directory was deleted.
+        RunFolderError: ``output_dir`` cannot be made.
         ArgumentError: an argument that TRL's trainer does not have.
     """
 
@@ -98,7 +98,6 @@ class RLOOTrainer(RolloutTrainer):
     ) -> None:
         named = {name: value for name, value in locals().items() if name in check_trainer_args.ARGUMENTS}
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
-        import_order.check_working_folder()
         given = check_trainer_args.completed(given)
         self._asked = dict(given)
         drop_reference(given["model"])

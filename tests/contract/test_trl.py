@@ -17,7 +17,6 @@ import trl.trainer.utils
 from transformers import GenerationMixin, Trainer, TrainingArguments
 
 from rewards.trl_interface import TRL_KEYWORDS
-from rloo_kit.session import output
 from rloo_kit.train import config, renamed_args
 from rloo_kit.train.check_trainer_args import ARGUMENTS
 from rloo_kit.train.trainer import RLOOTrainer
@@ -109,8 +108,6 @@ LINES = {
     Trainer._load_from_checkpoint: ("if adapter_subdirs:", "for subdir_name in adapter_subdirs:"),
     # rloo_kit.train.trainer undoes it: what is trained of a quantised model turns to bfloat16.
     Stock.__init__: ("if _is_quantized_model:", "param.data = param.data.to(torch.bfloat16)"),
-    # rloo_kit.session.output lets it through once.
-    Stock._calculate_rewards: ("logger.warning(", output.ONCE[Stock.__module__]),
     # rloo_kit.train.trainer undoes it in row_weight.
     Trainer.training_step: ("loss = loss / self.current_gradient_accumulation_steps",),
     # rloo_kit.train.checkpointing writes all of it aside, and seals it when the last of them is there.

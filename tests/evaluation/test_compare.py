@@ -34,11 +34,15 @@ def test_the_largest_change_of_reward_comes_first_up_or_down() -> None:
     after = evaluation(("a", "y", 0.6), ("b", "y", 0.1), ("c", "y", 0.5), ("another prompt", "y", 1.0))
     result = rloo_kit.compare(before, after, n=2)
     assert [pair.prompt for pair in result.pairs] == ["b", "c", "a", "another prompt"]
-    assert result.pairs[0].change == pytest.approx(-0.9)
-    assert result.pairs[3].change is None
+    assert (result.pairs[0].change, result.pairs[3].change) == (pytest.approx(-0.9), None)
     means = "mean reward -0.100 [-0.900, +0.500] (after - before, 95 % bootstrap over prompts)"
     assert result.headline == f"4 pairs; {means}; reward rose on 2, fell on 1, stayed on 0; 2 shown"
     assert ("another prompt" in str(result), str(result).count("before: ")) == (False, 2)
+    without = evaluation(("a", "same", None), ("b", "old", None))
+    changed = replace(without, completions=(without.completions[0], completion("b", "new", (2, END))))
+    result = compare(without, changed)
+    assert [pair.prompt for pair in result.pairs] == ["b", "a"], "the one whose tokens changed"
+    assert (result.headline, "no reward" in str(result)) == ("2 pairs; 2 shown", True)
 
 
 def test_the_change_of_the_means_is_that_of_the_prompts_own_differences() -> None:
@@ -50,23 +54,12 @@ def test_the_change_of_the_means_is_that_of_the_prompts_own_differences() -> Non
     assert result.reward_change == bootstrap(changes)
     assert result.accuracy_change == bootstrap([1.0, 0.0])  # the third was not graded before
     assert "accuracy +0.500 [+0.000, +1.000] (after - before, 95 % bootstrap" in result.headline
-    assert result.headline in result._repr_html_()
     # several completions of a prompt are one difference
     before = evaluation(*zip("aabb", "xxxx", (0.0,) * 4, strict=True), samples=2)
     after = evaluation(*zip("aabb", "yyyy", (1.0, 0.0, 0.0, 0.0), strict=True), samples=2)
     assert compare(before, after).reward_change == bootstrap([0.5, 0.0])
     before, after = (evaluation(("a", "x", r), ("b", "x", r)) for r in (0.0, 1.0))
     assert "mean reward +1.000 (no interval: no spread) (after - before);" in compare(before, after).headline
-
-
-def test_without_rewards_changed_tokens_come_first() -> None:
-    before = evaluation(("a", "same", None), ("b", "old", None))
-    changed = completion("b", "new", (2, END))
-    after = Evaluation(None, None, {}, 2.0, 0.0, (before.completions[0], changed), (None, None))
-    result = compare(before, after)
-    assert [pair.prompt for pair in result.pairs] == ["b", "a"]
-    assert "no reward" in str(result)
-    assert result.headline == "2 pairs; 2 shown"
 
 
 def test_completions_are_paired_by_prompt_not_by_place() -> None:
@@ -77,26 +70,20 @@ def test_completions_are_paired_by_prompt_not_by_place() -> None:
     assert found == {("1", "7"), ("2", "5"), ("4", "6")}
 
 
-def test_boundaries_that_are_tokens_are_marked_and_so_is_the_end() -> None:
-    thought = ("<think>\n1+1=2\n</think>\n\n2", (OPEN, 16, 10, CLOSE, 17, END))
-    assert marked(completion("p", *thought)) == "«<think>»\n1+1=2\n«</think>»\n\n2«<|im_end|>»"
-    other = marked(completion("p", "<think>a</think>b", (7, 1, 8, 2)), ThinkTokens(7, 8))
-    assert other == "«<think>»a«</think>»b [end]"
-
-
-ENDS = [
+THOUGHT = completion("p", "<think>\n1+1=2\n</think>\n\n2", (OPEN, 16, 10, CLOSE, 17, END))
+MARKED = [
+    (THOUGHT, "«<think>»\n1+1=2\n«</think>»\n\n2«<|im_end|>»"),
     (completion("p", "</think> 4", (9, 9, END)), "</think> 4«<|im_end|>»"),  # typed letters
-    (
-        completion("p", "</think> </think>", (CLOSE, 9, 7)),
-        "</think> </think> [end]",
-    ),  # the one a token, the other not
+    (completion("p", "</think> </think>", (CLOSE, 9, 7)), "</think> </think> [end]"),  # one of them typed
     (Completion("p", "7+1=8", (1, 2, 3), finished=False), "7+1=8 [cut at 3 tokens]"),
 ]
 
 
-@pytest.mark.parametrize(("case", "shown"), ENDS)
-def test_typed_letters_are_not_marked_and_what_was_cut_says_so(case: Completion, shown: str) -> None:
+@pytest.mark.parametrize(("case", "shown"), MARKED)
+def test_boundaries_that_are_tokens_are_marked_and_so_is_the_end(case: Completion, shown: str) -> None:
     assert marked(case) == shown
+    other = marked(completion("p", "<think>a</think>b", (7, 1, 8, 2)), ThinkTokens(7, 8))
+    assert other == "«<think>»a«</think>»b [end]"
 
 
 def test_html_of_a_completion_or_a_prompt_is_shown_not_run() -> None:
@@ -117,8 +104,7 @@ def test_a_conversation_is_shown_by_what_the_user_asked_last() -> None:
 
 def test_a_control_character_is_written_out_and_cannot_clear_the_terminal() -> None:
     shown = compare(evaluation(("p", "\x1b[2Jgone", 0.0)), evaluation(("p", "\u202eflipped", 1.0))).text(80)
-    assert all(part in shown for part in ("\\x1b[2Jgone", "\\u202eflipped"))
-    assert "\x1b" not in shown
+    assert ("\\x1b[2Jgone" in shown, "\\u202eflipped" in shown, "\x1b" in shown) == (True, True, False)
 
 
 def test_a_long_thought_loses_its_middle_and_keeps_its_boundary() -> None:
@@ -133,17 +119,12 @@ def test_a_long_thought_loses_its_middle_and_keeps_its_boundary() -> None:
 
 def test_evaluations_of_other_prompts_and_what_is_not_one_are_refused() -> None:
     a, b = (evaluation((prompt, "x", 0.0)) for prompt in "ab")
-    both = evaluation(("a", "x", 0.0), ("b", "x", 0.0))
-    for before, after, said in (
-        (a, b, "1 prompts before, 1 after, 0 in both"),
-        (both, b, "2 prompts before, 1 after, 1 in both"),
-    ):
-        with pytest.raises(DatasetError, match=f"(?s)not of the same prompts.*{said}"):
-            compare(before, after)
+    with pytest.raises(DatasetError, match=r"not of the same prompts[\s\S]*1 after, 0 in both"):
+        compare(a, b)
     with pytest.raises(ConfigError, match="n must be greater than or equal to 0"):
         compare(a, a, n=-1)
     with pytest.raises(DatasetError, match="before is not an evaluation"):
-        compare("policy", evaluation(("b", "x", 0.0)))  # type: ignore[arg-type]
+        compare("policy", b)  # type: ignore[arg-type]
 
 
 def measured(**changed: Any) -> Evaluation:
@@ -161,7 +142,6 @@ UNLIKE: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"rewards": {"right": 2.0}}}, "rewards={'right': 1.0} before"),
     ({"settings": {"max_new_tokens": 128}}, "max_new_tokens=64 before and 128 after"),
     ({"settings": {"temperature": 0.7}}, "temperature=1.0 before and 0.7 after"),
-    ({"settings": {"chat_template_kwargs": {"enable_thinking": False}}}, "chat_template_kwargs=None before"),
     ({"greedy": True}, "greedy=False before and True after"),
     ({"samples": 4}, "samples=1 before and 4 after"),
     ({"settings": {"correct": "other"}}, "correct='answer_reward' before and 'other' after"),

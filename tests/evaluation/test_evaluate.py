@@ -1,11 +1,12 @@
 """evaluate: numbers with intervals, from completions graded as TRL would grade them."""
 
 import inspect
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterable
+import statistics
+from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ from datasets import Dataset, DatasetDict
 
 import rewards
 from rewards import QWEN3, RewardValueError
-from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
+from rloo_kit.errors import ConfigError, RewardError
 from rloo_kit.evaluation.compare import compare
-from rloo_kit.evaluation.evaluate import SAMPLING, evaluate, score
+from rloo_kit.evaluation.evaluate import SAMPLING, Evaluation, evaluate
 from rloo_kit.evaluation.intervals import bootstrap, wilson
 from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Completion, Policy
@@ -40,11 +41,10 @@ def scripted(*texts: str, finished: bool = True) -> Policy:
     return Scripted(model=None, tokenizer=None, checkpoint=CATALOGUE["tiny"])
 
 
-def returns(*scores: float | None, name: str = "reward") -> Callable[..., list[float | None]]:
+def returns(*scores: float | None) -> Callable[..., list[float | None]]:
     def reward(completions: object, **kwargs: object) -> list[float | None]:
         return list(scores)
 
-    reward.__name__ = name
     return reward
 
 
@@ -56,18 +56,15 @@ QUESTIONS = Dataset.from_list(
 def test_a_long_evaluation_says_how_far_it_is_whatever_the_batch(capsys: Any) -> None:
     class Batched(Policy):
         def generate(self, prompts: Any, *, progress: Any = None, **options: Any) -> list[Completion]:
-            if progress is not None:
-                for done in (*range(self.rows, len(prompts), self.rows), len(prompts)):
-                    progress(done)
+            for done in (*range(self.rows, len(prompts), self.rows), len(prompts)) if progress else ():
+                progress(done)
             return [Completion(prompt, "1", (1, 2), True) for prompt in prompts]
 
-    said = []
-    for rows in (1, 3, 9, 10):
-        policy = Batched(model=None, tokenizer=None, checkpoint=CATALOGUE["tiny"])
+    policy = Batched(model=None, tokenizer=None, checkpoint=CATALOGUE["tiny"])
+    for rows in (1, 3, 10):
         policy.rows = rows
         evaluate(policy, [{"prompt": "?"}] * 10, max_new_tokens=4000)
-        said.append(capsys.readouterr().out)
-    assert said == ["".join(f"evaluate: {done} of 10 completions\n" for done in (3, 5, 8))] * 4
+        assert capsys.readouterr().out == "".join(f"evaluate: {n} of 10 completions\n" for n in (3, 5, 8))
     evaluate(policy, [{"prompt": "?"}] * 10, max_new_tokens=2000)
     assert capsys.readouterr().out == "", "a short one"
 
@@ -83,7 +80,7 @@ def test_accuracy_is_the_share_of_answers_asserted_after_the_thought() -> None:
     assert evaluate(scripted(*"1234"), QUESTIONS.remove_columns("answer")).accuracy is None
 
 
-def test_completions_of_one_prompt_count_as_one_value() -> None:
+def test_completions_of_one_prompt_count_as_one_value_and_the_method_is_named() -> None:
     texts = "111999399444"  # right: 3, 0, 1 and 3 of 3
     reward = returns(*map(float, texts))
     result = evaluate(scripted(*texts), QUESTIONS, reward, samples=3, greedy=False)
@@ -93,18 +90,14 @@ def test_completions_of_one_prompt_count_as_one_value() -> None:
     assert "12, sampled, 3 per prompt" in str(result)
     assert str(result).count("(95 %, bootstrap over prompts)") == 2
     reward = returns(1.0, 1.0, 0.0, None, None, None, 0.0, 1.0)  # however many of them were scored
-    found = evaluate(scripted(*"12345678"), QUESTIONS, reward, samples=2, greedy=False)
-    assert found.reward == bootstrap([1.0, 0.0, 0.5])
+    result = evaluate(scripted(*"11223344"), QUESTIONS, reward, samples=2, greedy=False)
+    assert result.reward == bootstrap([1.0, 0.0, 0.5])
+    assert "accuracy     1.000 (no interval: no spread)\n" in str(result)
+    one_each = str(evaluate(scripted(*"1294"), QUESTIONS, returns(1.0, 2.0, 9.0, 4.0)))
+    assert ("(95 %, Wilson)" in one_each, "(95 %, bootstrap)" in one_each) == (True, True)
 
 
-def test_the_report_names_the_method_of_each_interval() -> None:
-    shown = str(evaluate(scripted(*"1294"), QUESTIONS, returns(1.0, 2.0, 9.0, 4.0), greedy=False))
-    assert all(method in shown for method in ("(95 %, Wilson)", "(95 %, bootstrap)"))
-    equal = str(evaluate(scripted(*"11223344"), QUESTIONS, samples=2, greedy=False))
-    assert "accuracy     1.000 (no interval: no spread)\n" in equal
-
-
-def test_rewards_are_called_with_trls_keywords_and_summed() -> None:
+def test_rewards_are_called_with_trls_keywords_and_weighed_as_in_training() -> None:
     seen: dict[str, Any] = {}
 
     def first(completions: object, answer: object, **kwargs: object) -> list[float | None]:
@@ -114,32 +107,27 @@ def test_rewards_are_called_with_trls_keywords_and_summed() -> None:
     async def second(completions: object, **kwargs: object) -> list[float | None]:
         return [0.5, 0.5, None, None]
 
-    result = evaluate(scripted(*"1234"), QUESTIONS, [first, second])
+    questions = QUESTIONS.add_column("completion", list("abcd"))  # TRL hands rewards no such column
+    result = evaluate(scripted(*"1234"), questions, [first, second])
     assert {"prompts", "completion_ids", "trainer_state", "log_extra", "log_metric"} <= set(seen)
+    assert "completion" not in seen
     assert seen["completions"][0] == [{"role": "assistant", "content": "1"}]
     assert result.rewards == (1.5, 0.5, 1.0, None)
     assert result.reward_means == {"first": 1.0, "second": 0.5}
     assert result.reward == bootstrap([1.5, 0.5, 1.0])
-    twice = evaluate(scripted(*"1234"), QUESTIONS, [returns(*[1.0] * 4), returns(*[2.0] * 4)])
-    assert (twice.reward_means, twice.rewards) == ({"reward": 1.0, "reward_2": 2.0}, (3.0,) * 4)
+    plain = evaluate(scripted("2"), [{"prompt": "1 + 1 =", "answer": "2"}], [first_is_text])
+    assert plain.rewards == (1.0,), "a plain prompt gets a plain completion"
+    twice = [returns(*[1.0] * 4), returns(*[2.0] * 4)]
+    result = evaluate(scripted(*"1234"), QUESTIONS, twice, reward_weights=[1.0, 0.0])
+    assert (result.reward_means, result.rewards) == ({"reward": 1.0, "reward_2": 2.0}, (1.0,) * 4)
+    with pytest.raises(RewardError, match=r"1 reward_weights for 2[\s\S]*evaluate\(reward_weights=\[1.0\]\)"):
+        evaluate(scripted(*"1234"), QUESTIONS, twice, reward_weights=[1.0])
     with pytest.raises(RewardValueError, match="inf"):
         evaluate(scripted(*"1234"), QUESTIONS, returns(*[math.inf] * 4))
 
 
-def test_rewards_are_weighed_as_in_training() -> None:
-    rewards = [returns(1.0, 1.0, 1.0, 1.0, name="one"), returns(10.0, None, 10.0, 10.0, name="ten")]
-    result = evaluate(scripted(*"1234"), QUESTIONS, rewards, reward_weights=[1.0, 0.0])
-    assert result.rewards == (1.0, 1.0, 1.0, 1.0)
-    assert result.reward_means == {"one": 1.0, "ten": 10.0}
-    with pytest.raises(RewardError, match=r"1 reward_weights for 2[\s\S]*evaluate\(reward_weights=\[1.0\]\)"):
-        evaluate(scripted(*"1234"), QUESTIONS, rewards, reward_weights=[1.0])
-
-
-def test_a_plain_prompt_gets_a_plain_completion() -> None:
-    rows = [{"prompt": "1 + 1 =", "answer": "2"}]
-    completion = Completion("1 + 1 =", " 2", (5,), True)
-    scores = score(rows, [completion], [lambda completions, **kwargs: [float(completions == [" 2"])]])
-    assert list(scores.values()) == [[1.0]]
+def first_is_text(completions: list[object], **kwargs: object) -> list[float]:
+    return [float(completions == ["2"])]
 
 
 def test_the_tiny_policy_is_measured_on_its_held_out_problems(task: Any, policy: Policy) -> None:
@@ -151,52 +139,26 @@ def test_the_tiny_policy_is_measured_on_its_held_out_problems(task: Any, policy:
     assert sampled.accuracy == sampled.reward, "the task's own reward is the judge"
 
 
-GOLDS = [
-    ("$1,200", "1200", True, "a currency and a comma"),
-    ("1 + 2 = 3.\n#### 3", "3", True, "a whole solution, as GSM8K has it"),
-    (r"So $\boxed{2}$", "5", False, "a whole solution, answered wrongly"),
-    ("Paris", "Paris", None, "a word"),
-]
-
-
 def test_answers_are_graded_by_answer_reward_and_rows_that_it_cannot_judge_are_not_counted() -> None:
-    rows = [{"prompt": why, "answer": gold} for gold, _, _, why in GOLDS]
-    result = evaluate(scripted(*(text for _, text, _, _ in GOLDS)), rows)
-    assert result.correct == tuple(right for _, _, right, _ in GOLDS)
-    assert "(95 %, Wilson), of 3 completions" in str(result)
+    solutions = ("1 + 2 = 3.\n#### 3", r"So $\boxed{2}$", "Paris")  # right, wrong, a word
+    rows = [{"prompt": "?", "answer": answer} for answer in solutions]
+    result = evaluate(scripted("3", "5", "Paris"), rows)
+    assert result.correct == (True, False, None)
+    assert "(95 %, Wilson), of 2 completions" in str(result)
 
 
 def test_words_are_graded_by_the_reward_that_was_given_without_a_warning(recwarn: Any) -> None:
-    rows = [{"prompt": "The capital of France?", "answer": "Paris"}] * 2
-    words, pays_two = rewards.answer_reward("exact"), rewards.answer_reward("exact", right=2.0, wrong=-1.0)
-    for reward in (words, pays_two):
-        assert evaluate(scripted("Paris", "Rome"), rows, reward).correct == (True, False)
-    assert evaluate(scripted("Paris", "Rome"), rows, correct=words).accuracy == wilson(1, 2)
-    assert evaluate(scripted("Paris", "Rome"), rows).accuracy is None, "no number, and no reward was given"
-
     def mine(completions: Any, **kwargs: Any) -> list[float]:
         return [float(text == "Rome") for text in completions]
 
     mine.judges = "answer"  # type: ignore[attr-defined]
-    assert evaluate(scripted("Paris", "Rome"), rows, mine).correct == (False, True)
+    rows = [{"prompt": "The capital of France?", "answer": "Paris"}] * 2
+    words, pays_two = rewards.answer_reward("exact"), rewards.answer_reward("exact", right=2.0, wrong=-1.0)
+    for reward, correct in ((words, (True, False)), (pays_two, (True, False)), (mine, (False, True))):
+        assert evaluate(scripted("Paris", "Rome"), rows, reward).correct == correct
+    assert evaluate(scripted("Paris", "Rome"), rows, correct=words).accuracy == wilson(1, 2)
+    assert evaluate(scripted("Paris", "Rome"), rows).accuracy is None, "no number, and no reward was given"
     assert not recwarn.list
-
-
-@pytest.mark.parametrize(
-    ("dataset", "says"),
-    [
-        (QUESTIONS.select([]), "nothing to evaluate"),
-        (QUESTIONS.rename_column("prompt", "question"), "no column 'prompt'"),
-        (DatasetDict(test=QUESTIONS), r"dataset\['test'\]"),
-        (["1 + 1"], "from_list"),
-    ],
-    ids=["no rows", "no prompts", "all splits", "a list of strings"],
-)
-def test_what_is_no_dataset_or_no_policy_is_refused(dataset: Iterable[Any], says: str) -> None:
-    with pytest.raises(DatasetError, match=says):
-        evaluate(scripted("1"), dataset)
-    with pytest.raises(ArgumentError, match="load_policy"):
-        evaluate(SimpleNamespace(config=None, generate=None), QUESTIONS)
 
 
 class Unasked(Policy):
@@ -209,24 +171,23 @@ class Unasked(Policy):
 UNASKED = Unasked(model=None, tokenizer=None, checkpoint=CATALOGUE["tiny"])  # type: ignore[arg-type]
 
 
-def without_keywords(completions: object) -> list[float]:
-    raise AssertionError
-
-
 def needs_hint(completions: object, hint: object, **kwargs: object) -> list[float]:
     raise AssertionError
 
 
 BEFORE: dict[str, tuple[dict[str, Any], str]] = {
-    "no **kwargs": ({"reward_funcs": without_keywords}, r"add \*\*kwargs"),
+    "no policy": ({"policy": "tiny"}, "load_policy"),
+    "no rows": ({"dataset": QUESTIONS.select([])}, "nothing to evaluate"),
+    "no prompts": ({"dataset": QUESTIONS.remove_columns("prompt")}, "no column 'prompt'"),
+    "all splits": ({"dataset": DatasetDict(test=QUESTIONS)}, r"dataset\['test'\]"),
+    "a list of strings": ({"dataset": ["1 + 1"]}, "from_list"),
+    "an empty prompt": ({"dataset": [{"prompt": ""}]}, r"prompt is empty[\s\S]*dataset\[0\]"),
+    "no **kwargs": ({"reward_funcs": lambda completions: []}, r"add \*\*kwargs"),
     "a missing column": ({"reward_funcs": needs_hint}, r"requires 'hint'[\s\S]*it has answer"),
-    "the judge's column": ({"correct": needs_hint}, "requires 'hint'"),
     "a reward model's name": ({"reward_funcs": "owner/judge"}, r"rewards.reward_model\('owner/judge'\)"),
     "a reward model": ({"reward_funcs": torch.nn.Linear(1, 1)}, r"rewards.reward_model\(model, tokenizer="),
     "weights of nothing": ({"reward_weights": [1.0]}, "1 reward_weights for 0"),
     "several greedy samples": ({"samples": 8}, r"evaluate\(samples=8, greedy=True\)[\s\S]*greedy=False"),
-    "no samples": ({"samples": 0, "greedy": False}, r"samples must be[\s\S]*evaluate\(samples=0\)"),
-    "an empty prompt": ({"dataset": [{"prompt": ""}]}, r"prompt is empty[\s\S]*dataset\[0\]"),
 }
 """Case -> what evaluate is given, and what it says before it samples."""
 
@@ -235,32 +196,18 @@ BEFORE: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_cannot_be_measured_is_said_before_anything_is_sampled(case: str) -> None:
     given, says = BEFORE[case]
     with pytest.raises((ValueError, TypeError), match=says):
-        evaluate(UNASKED, **{"dataset": QUESTIONS, **given})
-
-
-def test_rewards_get_the_columns_that_they_get_in_training() -> None:
-    seen: dict[str, Any] = {}
-
-    def reward(completions: object, **kwargs: object) -> list[float]:
-        seen.update(kwargs)
-        return [0.0] * 4
-
-    evaluate(scripted(*"1234"), QUESTIONS.add_column("completion", list("abcd")), reward)
-    assert "answer" in seen
-    assert "completion" not in seen
+        evaluate(**{"policy": UNASKED, "dataset": QUESTIONS, **given})
 
 
 def test_an_evaluation_says_what_it_was_measured_with() -> None:
     how = {"greedy": False, "max_new_tokens": 64, "temperature": 0.7, "reward_weights": [2.0]}
     result = evaluate(scripted(*"1234"), QUESTIONS, returns(0.0, 0.0, 0.0, 0.0), **how)  # type: ignore[arg-type]
-    by = {"rewards": {"reward": 2.0}, "correct": "answer_reward"}
-    by |= {"max_new_tokens": 64, "thinking": True}
+    by = {"rewards": {"reward": 2.0}, "correct": "answer_reward", "max_new_tokens": 64, "thinking": True}
     assert result.settings == {**by, **SAMPLING, "temperature": 0.7}
     defaults = {name: one.default for name, one in inspect.signature(Policy.generate).parameters.items()}
     assert defaults.items() >= SAMPLING.items()
-    plain = evaluate(scripted(*"1234"), QUESTIONS, returns(0.0, 0.0, 0.0, 0.0))
-    assert plain.settings["rewards"] == {"reward": 1.0}
-    assert "temperature" not in plain.settings, "the most probable token each time"
+    greedy = evaluate(scripted(*"1234"), QUESTIONS)
+    assert "temperature" not in greedy.settings, "the most probable token each time"
 
 
 def test_with_room_what_was_cut_goes_on_from_where_it_stopped(task: Any, policy: Policy) -> None:
@@ -279,22 +226,45 @@ def test_with_room_what_was_cut_goes_on_from_where_it_stopped(task: Any, policy:
         compare(cut, replace(cut, settings={**cut.settings, "room": 2}))
 
 
-def test_a_sampled_completion_keeps_what_it_began_with_and_no_other_is_sampled_again(
-    task: Any, policy: Policy
-) -> None:
+def test_a_sampled_completion_keeps_what_it_began_with(task: Any, policy: Policy) -> None:
     prompts = task.held_out["prompt"][:8]
     first = policy.generate(prompts, n=2, max_new_tokens=10, seed=1)
-    cut = [one for one in first if not one.finished]
+    cut = [completion for completion in first if not completion.finished]
     more = policy.generate([c.prompt for c in cut], begun=[c.ids for c in cut], max_new_tokens=30, seed=2)
     assert cut
-    for begun, one in zip(cut, more, strict=True):
-        assert one.ids[:10] == begun.ids
-        assert one.text.startswith(begun.text)
-        assert 10 < len(one.ids) <= 40
-    found = evaluate(policy, task, n=8, samples=2, greedy=False, max_new_tokens=10, room=4, seed=1)
-    assert all(r for r, c in zip(found.correct_with_room, found.correct, strict=True) if c)
-    assert found.truncated_with_room < found.truncated  # type: ignore[operator]
+    for begun, longer in zip(cut, more, strict=True):
+        assert (longer.ids[:10], longer.text.startswith(begun.text)) == (begun.ids, True)
+        assert 10 < len(longer.ids) <= 40
+    result = evaluate(policy, task, n=8, samples=2, greedy=False, max_new_tokens=10, room=4, seed=1)
+    assert all(r for r, c in zip(result.correct_with_room, result.correct, strict=True) if c)
+    assert result.truncated_with_room < result.truncated  # type: ignore[operator]
     with pytest.raises(
         ConfigError, match=r"reach \d+ tokens, and the policy was loaded for 4096[\s\S]*room=2000"
     ):
         evaluate(policy, task, max_new_tokens=8, room=2000)
+
+
+# --- pass@k ---
+
+
+def sampled(samples: int, *correct: bool | None) -> Evaluation:
+    return Evaluation(None, None, {}, 1.0, 0.0, (), (), samples=samples, correct=correct)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_pass_at_k_is_the_share_of_all_draws_of_k_that_hold_a_right_one(k: int) -> None:
+    prompts = ((True, False, False, False), (False,) * 4, (True, True, False, True))
+    draws = [statistics.fmean(any(some) for some in itertools.combinations(one, k)) for one in prompts]
+    assert sampled(4, *sum(prompts, ())).pass_at(k).value == pytest.approx(statistics.fmean(draws))
+
+
+def test_the_interval_of_pass_at_k_is_over_prompts() -> None:
+    interval = sampled(2, *(True, False, False, False, True, True) * 20).pass_at(2)
+    assert interval.low < 2 / 3 < interval.high
+    assert interval.high - interval.low == pytest.approx(4 * (2 / 9 / 60) ** 0.5, rel=0.15)
+
+
+@pytest.mark.parametrize(("correct", "k"), [((True, True), 3), ((True, True), 0), ((True, None), 1)])
+def test_more_completions_than_there_are_or_ungraded_ones_are_refused(correct: Any, k: int) -> None:
+    with pytest.raises(ConfigError, match="pass@k needs k graded completions"):
+        sampled(2, *correct).pass_at(k)

@@ -1,7 +1,6 @@
 """What the tests of this room share: two recorded processes that import the stack, and kernels."""
 
 import contextlib
-import gc
 import json
 import os
 import sys
@@ -65,7 +64,7 @@ log("another line of the same logger")
 # An audit hook sees when a library's own code begins to run.
 FORKS = """
 import datasets, huggingface_hub, pandas, sympy, tokenizers, torch, torch._inductor.lowering, torchao
-import contextlib, io, json, os, sys, tempfile, warnings
+import json, os, sys, tempfile, warnings
 
 PATCHED = ("trl", "transformers", "peft", "accelerate")
 for name in (*PATCHED, "unsloth", "bitsandbytes"):
@@ -123,19 +122,6 @@ def failing():
             refused.append(name)
     return refused
 
-def prepare_in_cells():
-    import rloo_kit, trl
-    assert "PYTORCH_ALLOC_CONF" in os.environ, "unsloth has set it"
-    from IPython.testing.globalipapp import start_ipython
-    shell = start_ipython()
-    shell.run_cell("import rloo_kit", store_history=True)
-    shown = []
-    for cell in ("rloo_kit.prepare(dotenv=None)", "env = rloo_kit.prepare(dotenv=None)"):
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            shell.run_cell(cell, store_history=True)
-        shown.append(out.getvalue())
-    return shown
-
 def in_a_child(action, *arguments):
     said, result = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
     if (pid := os.fork()) == 0:
@@ -149,7 +135,7 @@ def in_a_child(action, *arguments):
 
 children = {first: in_a_child(import_first, first, True) for first in ("unsloth", "transformers")}
 children["without the kit"] = in_a_child(import_first, "transformers", False)
-children |= {"too early": in_a_child(too_early), "failing": in_a_child(failing), "cells": in_a_child(prepare_in_cells)}
+children |= {"too early": in_a_child(too_early), "failing": in_a_child(failing)}
 print(json.dumps(children))
 """
 
@@ -177,10 +163,10 @@ def first_cells(script: Any, made_once: Any, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="session")
 def children(script: Any, made_once: Any) -> dict[str, Any]:
-    """By child: what it ``said`` on stdout and stderr, and its ``result``; the hub cannot be reached."""
+    """By child: what it ``said`` on stdout and stderr, and its ``result``."""
 
     def run() -> Any:
-        return json.loads(script(UNSET + FORKS, HF_ENDPOINT=NOWHERE, **NO_PROXY).stdout)
+        return json.loads(script(UNSET + FORKS).stdout)
 
     record: dict[str, Any] = made_once("children", run)
     return record
@@ -205,38 +191,33 @@ def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield home
 
 
+def run_cells(client: Any, *cells: str, history: bool = True) -> list[str]:
+    """Send cells all at once, as Run All does: what each printed or gave, or its error's name.
+
+    Fails where one is not answered.
+    """
+    shown = {client.execute(code, store_history=history, allow_stdin=False): "" for code in cells}
+    running = set(shown)
+    while running:
+        message = client.get_iopub_msg(timeout=90)
+        parent, content = message["parent_header"].get("msg_id"), message["content"]
+        if parent in shown:
+            text = content.get("data", {}).get("text/plain", "")
+            shown[parent] += content.get("text", "") or text or content.get("ename", "")
+        if content.get("execution_state") == "idle":
+            running.discard(parent)
+    assert {client.get_shell_msg(timeout=30)["parent_header"]["msg_id"] for _ in cells} == set(shown)
+    return list(shown.values())
+
+
 @contextlib.contextmanager
 def run_kernel(**variables: str) -> Iterator[tuple[int, Callable[[str], str]]]:
     """A kernel without a server: its process id, and a function that runs a cell and gives its output."""
     from jupyter_client.manager import start_new_kernel
 
     manager, client = start_new_kernel(env=os.environ | variables)
-
-    def run(code: str) -> str:
-        shown: list[str] = []
-
-        def keep(message: dict[str, Any]) -> None:
-            content = message["content"]
-            shown.append(content.get("text", "") or content.get("data", {}).get("text/plain", ""))
-
-        answer = client.execute_interactive(code, timeout=90, output_hook=keep)["content"]
-        return "".join(shown) if answer["status"] == "ok" else answer["ename"]
-
     try:
-        yield manager.provisioner.pid, run
+        yield manager.provisioner.pid, lambda code: run_cells(client, code)[0]
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-
-
-@pytest.fixture
-def only_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Earlier tests' objects are hidden from the collector for good, and pytest's frames from the search of holders."""
-    from rloo_kit.session import release
-
-    frames, here = release._frames, str(Path(__file__).parent)
-    monkeypatch.setattr(
-        release, "_frames", lambda: (f for f in frames() if f.f_code.co_filename.startswith(here))
-    )
-    gc.collect()
-    gc.freeze()

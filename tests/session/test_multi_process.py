@@ -8,16 +8,15 @@ import pytest
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.session import multi_process, output
-from rloo_kit.session.multi_process import asked, downgrade
+from rloo_kit.session.multi_process import downgrade, is_launched_alone
 from tests.conftest import ROOT
 
 LAUNCH = {multi_process.BY_LAUNCH: "False"}
 CPU, DEEPSPEED = {multi_process.CPU: "True"}, {"ACCELERATE_USE_DEEPSPEED": "true"}
-FSDP = {"ACCELERATE_USE_FSDP": "true"}
 TWO = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
 MPI = {"OMPI_COMM_WORLD_SIZE": "2"}
 
-GIVEN = {
+GIVEN: dict[str, tuple[dict[str, str], dict[str, Any], int, str]] = {
     "a process alone": ({}, {}, 1, "NO"),
     "accelerate launch, one process": (LAUNCH | CPU, {}, 1, "NO"),
     "torchrun on CPUs": (TWO | CPU, {}, 2, "MULTI_CPU"),
@@ -25,10 +24,10 @@ GIVEN = {
     "tasks of srun that have nothing to do with each other": ({"PMI_SIZE": "4"}, {}, 1, "NO"),
     "DeepSpeed by the launcher": (TWO | LAUNCH | DEEPSPEED, {}, 2, "DEEPSPEED"),
     "DeepSpeed by the configuration": (TWO, {"deepspeed": "zero2.json"}, 2, "DEEPSPEED"),
-    "FSDP by the launcher": (TWO | LAUNCH | FSDP, {}, 2, "FSDP"),
+    "FSDP by the launcher": (TWO | LAUNCH | {"ACCELERATE_USE_FSDP": "true"}, {}, 2, "FSDP"),
 }
 ON_CPUS = "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2"
-DOWNGRADED = {
+DOWNGRADED: dict[str, tuple[tuple[dict[str, str], dict[str, Any], int, str], tuple[str, ...]]] = {
     "accelerate launch --cpu --num_processes 2 is one process": (
         (LAUNCH | CPU | {"MASTER_ADDR": "127.0.0.1"}, {}, 1, "NO"),
         ("several processes with DDP", "this is 1 with", ON_CPUS, "unset MASTER_ADDR"),
@@ -40,15 +39,11 @@ DOWNGRADED = {
     "mpirun, which accelerate reads on CPUs alone": ((MPI, {}, 1, "NO"), ("asked for 2 processes",)),
     "--use_deepspeed with ACCELERATE_USE_CPU is DDP": (
         (TWO | LAUNCH | CPU | DEEPSPEED, {}, 2, "MULTI_CPU"),
-        ("2 processes with DeepSpeed", "this is 2 with DDP", "without DeepSpeed and FSDP", ON_CPUS),
-    ),
-    "FSDP by TrainingArguments on CPUs is DDP": (
-        (TWO | CPU, {"fsdp": True}, 2, "MULTI_CPU"),
-        ("with FSDP", "RLOOConfig(fsdp=...)", ON_CPUS),
+        ("2 processes with DEEPSPEED", "this is 2 with DDP", "without DeepSpeed and FSDP", ON_CPUS),
     ),
     "fsdp=True without a launcher": (
         ({}, {"fsdp": True}, 1, "NO"),
-        ("1 process with FSDP, and this is 1 with DDP",),
+        ("1 process with FSDP, and this is 1 with DDP", "RLOOConfig(fsdp=...)"),
     ),
 }
 
@@ -56,15 +51,17 @@ DOWNGRADED = {
 @pytest.mark.parametrize("case", GIVEN)
 def test_what_was_asked_for_and_given_passes(case: str) -> None:
     environment, settings, count, kind = GIVEN[case]
-    assert downgrade(asked(**settings, environment=environment), count, kind, on_cpu=True) is None
+    assert downgrade(count, kind, on_cpu=True, environment=environment, **settings) is None
 
 
 @pytest.mark.parametrize("case", DOWNGRADED)
 def test_what_was_not_given_is_said_in_three_parts(case: str) -> None:
     (environment, settings, count, kind), words = DOWNGRADED[case]
-    error = downgrade(asked(**settings, environment=environment), count, kind, on_cpu=True)
+    error = downgrade(count, kind, on_cpu=True, environment=environment, **settings)
     assert len(str(error).splitlines()) == 3
     assert [word for word in words if word not in str(error)] == []
+    on_gpu = downgrade(count, kind, on_cpu=False, environment=environment, **settings)
+    assert f"accelerate launch --config_file {multi_process.CONFIGS}/" in str(on_gpu)
 
 
 def test_only_the_main_process_speaks(monkeypatch: Any, capsys: Any) -> None:
@@ -102,18 +99,7 @@ def test_what_accelerate_launch_leaves_in_one_process(number: str, monkeypatch: 
     given = launch_command_parser().parse_args(["--cpu", "--num_processes", number, "train.py"])
     given.use_cpu, given.num_machines, given.mixed_precision, given.dynamo_backend = True, 1, "no", "no"
     _, environment = prepare_simple_launcher_cmd_env(given)
-    assert asked(environment=environment).launched_alone is (number == "2")
-
-
-def test_without_a_working_directory_nothing_heavy_is_imported_and_the_error_is_the_kits(script: Any) -> None:
-    """Importing torch there ends the process: MKL does not find its own libraries."""
-    done = script(
-        "import os, tempfile, rloo_kit\n"
-        "with tempfile.TemporaryDirectory() as gone: os.chdir(gone)\n"
-        "rloo_kit.load_policy('tiny')",
-        check=False,
-    )
-    assert "RunFolderError: the folder that this process works in was deleted" in done.stderr
+    assert is_launched_alone(environment) is (number == "2")
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero2", "zero3", "fsdp2"])

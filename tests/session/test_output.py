@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,24 +11,16 @@ import pytest
 from rloo_kit.session import output
 from rloo_kit.session.output import quiet
 
-ROWS = [["MiB", "planned"], ["a < b", "12.5"], ["total", "12.5"]]
-
 
 def test_a_long_name_keeps_its_beginning_and_its_end() -> None:
     assert output.shortened("a" * 26) == "a" * 26
     assert output.shortened("beginning" + "x" * 40 + "ending") == "beginningxxx…xxxxxxxending"
-    assert len(output.shortened("x" * 99, 48)) == 48
 
 
-def test_a_text_table_without_a_total_has_one_rule() -> None:
-    rule = "-" * 14
-    assert output.text_table(ROWS).splitlines() == [
-        "MiB    planned",
-        rule,
-        "a < b     12.5",
-        "total     12.5",
-    ]
-    assert output.text_table(ROWS, total=True).count(rule) == 2
+def test_a_table_has_aligned_columns_and_a_rule_below_its_header() -> None:
+    rows, rule = [["MiB", "planned"], ["a < b", "12.5"], ["total", "12.5"]], "-" * 14
+    assert output.text_table(rows) == f"MiB    planned\n{rule}\na < b     12.5\ntotal     12.5"
+    assert output.text_table(rows, total=True).count(rule) == 2
 
 
 # --- the one output of a cell ---
@@ -43,8 +34,7 @@ class Cell:
         self.sent, self.now = 0, 100.0
 
     def display(self, bundle: dict[str, str], raw: bool, display_id: bool) -> Any:
-        assert raw
-        assert display_id
+        assert (raw, display_id) == (True, True)
         self.outputs.append({})
         place = len(self.outputs) - 1
         self.update(place, bundle)
@@ -79,9 +69,8 @@ def test_all_that_is_said_is_one_output_with_the_last_picture_above_it(
     (shown,) = notebook.outputs
     assert shown["text/plain"] == "step 1 < 2\nunhealthy: a\nb"
     assert "step 1 &lt; 2\nunhealthy: a\nb</pre>" in shown["text/html"]
-    assert shown["text/html"].count("<img") == 1
-    assert base64.b64encode(b"second").decode() in shown["text/html"]
-    assert capsys.readouterr().out == ""
+    assert f'<img src="data:image/png;base64,{base64.b64encode(b"second").decode()}"' in shown["text/html"]
+    assert (shown["text/html"].count("<img"), capsys.readouterr().out) == (1, "")
     with output.one_output():
         output.say("another run")
     assert [one["text/plain"] for one in notebook.outputs][1:] == ["another run"]
@@ -107,8 +96,7 @@ def test_fast_steps_send_no_more_than_a_server_lets_through_and_the_last_line_is
             notebook.now += 0.1
             output.say(f"step {number}")
         raise KeyboardInterrupt
-    assert notebook.sent < 1 + 11 * output.BYTES_PER_SECOND / 133_000
-    assert notebook.sent > 20
+    assert 20 < notebook.sent < 40
     assert notebook.outputs[0]["text/plain"].endswith("step 99")
 
 
@@ -142,21 +130,6 @@ def test_known_lines_are_dropped_and_others_get_through_also_one_without_a_newli
         print("🦥 Unsloth\n==((====))==  Unsloth 2026.10.9: Fast Qwen3 patching. Transformers: 5.17.0.")
         print("one\n\nUnsloth: Switching to float32 training", end="")
     assert capsys.readouterr().out == "one\n\nUnsloth: Switching to float32 training"
-
-
-def test_what_trl_says_of_none_rewards_in_every_step_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    ((name, start),) = output.ONCE.items()
-    monkeypatch.setattr(output, "_said", set())
-    output.drop_logged_noise()
-    heard: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger(name).addHandler(handler)
-    line = f"[RANK 0] {start}\n{{'answer': '7'}}\nPlease ensure that at least one reward function"
-    for said in (line, line, "another line", line):
-        logging.getLogger(name).warning(said)
-    logging.getLogger(name).removeHandler(handler)
-    assert heard == [line, "another line"]
 
 
 def test_a_first_cell_and_loading_print_nothing_that_looks_like_a_fault(first_cells: Any) -> None:
