@@ -50,7 +50,9 @@ def settings() -> dict[str, Setting]:
     # By default on a T4 alone (unsloth's _BNB_GEMM_4BIT_ARCHS).  On an H100, whose memory is three times as fast as an
     # RTX 4090's, a step took a fifth longer with it (docs/speed.md).
     fused = None if gpu_bandwidth() > FAST else "1"
-    sampled = "2 to 16 completions are multiplied with 4-bit weights, a fifth of the bytes; slower on an H100"
+    sampled = (
+        "2 to 16 completions are multiplied with 4-bit weights; timed on an H100 alone, and slower there"
+    )
     cache = str(cache_folder() / "unsloth_compiled_cache")
     statistics = "on a GPU, loading otherwise downloads statistics repos, for up to 120 s"
     folder = "unsloth otherwise writes its compiled code into the notebook's folder"
@@ -117,13 +119,13 @@ class _UnslothFirst:
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._true_spec
 
+    def install(self) -> None:
+        self.remove()
+        sys.meta_path.insert(0, self)
+
     def remove(self) -> None:
         # A new list: importlib may be iterating over the old one.
         sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
-
-    def install(self) -> None:
-        if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
 
 
 _hook = _UnslothFirst()
@@ -134,7 +136,6 @@ values_read: dict[str, str | None] = {}  # the variables' values when unsloth ha
 
 
 def put_in_force() -> None:
-    """Install the import order in this process; called by ``import rloo_kit``."""
     global imported_too_early
     drop_logged_noise()
     if "unsloth" in sys.modules:
@@ -155,11 +156,7 @@ def _too_early() -> ImportOrderError:
 
 
 def import_unsloth() -> ModuleType:
-    """Import unsloth, quietly, with the kit's settings in place; warn once of releases that the kit was not tried on.
-
-    Raises:
-        ImportOrderError: a library that unsloth patches was imported before ``rloo_kit``.
-    """
+    """Import unsloth, quietly, with the kit's settings in place; an ImportOrderError if others came before it."""
     if imported_too_early:
         raise _too_early()
     apply_settings()
@@ -178,15 +175,12 @@ def import_unsloth() -> ModuleType:
 
 
 def apply_settings() -> None:
-    """Set the kit's variables where the user set nothing and the library has not read them yet.
-
-    unsloth sets some itself when it is imported; one that is there before is the user's.
-    """
+    """Set the kit's variables where the user set nothing and the library has not read them yet."""
     for name, setting in settings().items():
         if setting.old_name in os.environ:
             os.environ.setdefault(name, os.environ[setting.old_name])
         if name in os.environ:
-            if name not in set_by_kit and name not in values_read:
+            if name not in set_by_kit and name not in values_read:  # importing unsloth sets some, too
                 set_by_user.add(name)
         elif setting.value is not None and setting.read_by not in sys.modules:
             os.environ[name] = set_by_kit[name] = setting.value

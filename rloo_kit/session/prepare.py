@@ -44,7 +44,6 @@ class Environment:
         versions: package -> installed version, for the packages of :data:`TESTED`.
         offline: whether the Hugging Face hub is not asked.
         variables: (name, value or "(not shown)", who set it and why) of each variable in effect.
-        warnings: one sentence each.
         model, steps: RLOO_KIT_MODEL and RLOO_KIT_STEPS, with which a notebook runs another policy or another length
             without an edited cell: ``load_policy(env.model)``, ``max_steps=env.steps or 100``.  None where not set.
     """
@@ -106,11 +105,9 @@ def prepare(
     notes: list[str] = []
     from_file = _load_dotenv(dotenv, notes)
     if "trl" in outside():  # of the rest, importing unsloth warns
-        raise VersionError(
-            "the trainer overrides methods of trl 1.15 and does not work with another release",
-            where=f"trl {version_of('trl')}",
-            todo=f"pip install trl=={TESTED['trl']}, and restart the kernel",
-        )
+        what = "the trainer overrides methods of trl 1.15 and does not work with another release"
+        todo = f"pip install trl=={TESTED['trl']}, and restart the kernel"
+        raise VersionError(what, where=f"trl {version_of('trl')}", todo=todo)
     is_offline, steps = _settle_offline(offline, notes), _steps()
     import_unsloth()
     with quiet():

@@ -165,12 +165,13 @@ def _sizes_by_holder(names: dict[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in list(names.items()):
         yield f"{name} (name in the notebook)", _bytes_held(value)
     for frame, line in traceback.walk_stack(sys._getframe()):
-        code, variables = frame.f_code, frame.f_locals
-        if frame.f_globals is globals() or not code.co_flags & inspect.CO_OPTIMIZED:  # not a function
+        is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        if frame.f_globals is globals() or not is_function:
             continue
+        variables = frame.f_locals
         for name, value in list(variables.items()):
             if value is not names and (size := _bytes_held(value)):
-                yield f"{name} (variable of {code.co_name}(), line {line})", size
+                yield f"{name} (variable of {frame.f_code.co_name}(), line {line})", size
                 # Before Python 3.13 the variables are a copy, which would outlive the function's own `del`.
                 if isinstance(variables, dict):
                     del variables[name]

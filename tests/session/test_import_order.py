@@ -22,14 +22,11 @@ def test_import_rloo_kit_loads_nothing_heavy_and_a_look_up_gets_the_true_answer(
 def test_whichever_library_is_imported_first_unsloth_comes_before_it(first: str, children: Any) -> None:
     said, result = children[first].values()
     assert said == "", "silent also without prepare()"
-    assert result["loaded"] == sorted((*import_order.PATCHED_BY_UNSLOTH, "unsloth")), "their order matters"
-    assert (result["told"], result["late"], result["hooks"]) == (False, [], 0)
-    assert result["asked"], "another finder was skipped"
+    assert (result["unsloth warns"], result["hooks"]) == (False, 0)
+    assert result["other finders are asked"]
     assert result["same"], "the module that unsloth patched is not the one that is used"
     assert result["specs"]
-    without = children["without the kit"]["result"]
-    assert without["told"], "the check can fail"
-    assert "transformers" in without["late"]
+    assert children["without the kit"]["result"]["unsloth warns"], "the check can fail"
 
 
 def test_a_library_imported_before_is_named_and_a_failed_import_leaves_the_hook(children: Any) -> None:

@@ -133,8 +133,5 @@ def test_known_lines_are_dropped_and_others_get_through_also_one_without_a_newli
 
 
 def test_a_first_cell_and_loading_print_nothing_that_looks_like_a_fault(first_cells: Any) -> None:
-    """bitsandbytes logs at import on a CPU with AVX512-BF16; the process also logs that line by hand."""
-    assert first_cells.shown["load"] == ""
+    assert first_cells.shown["load"] == first_cells.stderr == ""
     assert "nsloth:" not in first_cells.shown["prepare"]
-    (line,) = first_cells.stderr.splitlines()
-    assert line.endswith("another line of the same logger")
