@@ -180,9 +180,8 @@ def _sizes_by_holder(names: dict[str, Any]) -> Iterator[tuple[str, int]]:
 def _bytes_held(value: object) -> int:
     near = [value, *_items(value)]
     models = [part for thing in near for part in _weights(thing) if hasattr(part, "buffers")]
-    return _bytes_of(
-        [*near, *(tensor for model in models for tensor in (*model.parameters(), *model.buffers()))]
-    )
+    weights = [weight for model in models for weight in (*model.parameters(), *model.buffers())]
+    return _bytes_of([*near, *weights])
 
 
 def bytes_in_use() -> int:
@@ -200,9 +199,7 @@ def _on_cuda() -> bool:
 def _bytes_of(things: Iterable[Any]) -> int:
     if (torch := sys.modules.get("torch")) is None:
         return 0
-    storages: dict[
-        tuple[str, int], int
-    ] = {}  # bytes by device and address: views and tied weights count once
+    storages = dict[tuple[str, int], int]()  # bytes by device and address: views and tied weights count once
     for tensor in [thing for thing in things if issubclass(type(thing), torch.Tensor)]:
         with contextlib.suppress(Exception):  # fake, sparse and wrapper tensors have no storage
             # The collector does not list a gradient that Python code has not touched: it has no Python object yet.
