@@ -104,9 +104,8 @@ class Comparison:
         rows = ""
         for problem, *sides in self._shown():
             cells = "".join(f'<td style="{CELL}">{html.escape(cell)}</td>' for cell in sides)
-            rows += (
-                f'<tr><td colspan="2" style="{CELL}"><b>{html.escape(problem)}</b></td></tr><tr>{cells}</tr>'
-            )
+            head = f'<td colspan="2" style="{CELL}"><b>{html.escape(problem)}</b></td>'
+            rows += f"<tr>{head}</tr><tr>{cells}</tr>"
         # The class keeps MathJax from reading "$5 and $6" as a formula.
         table = f'<table class="tex2jax_ignore" style="width:100%;table-layout:fixed">{rows}</table>'
         return f"<p>{html.escape(self.headline)}</p>{table}"
@@ -114,15 +113,15 @@ class Comparison:
     def _shown(self) -> Iterator[tuple[str, str, str]]:
         """Question, completion before, completion after."""
         for pair in self.pairs[: self.n]:
-            rewards = ["no reward" if reward is None else f"reward {reward:.3f}" for reward in pair.rewards]
-            rewards[1] += "" if pair.change is None else f" ({pair.change:+.3f})"
-            before, after = (
-                f"{side}: {reward}, {len(completion.ids)} tokens\n{marked(completion, self.tokens, self.chars)}"
-                for side, reward, completion in zip(
-                    ("before", "after"), rewards, (pair.before, pair.after), strict=True
-                )
-            )
+            change = "" if pair.change is None else f" ({pair.change:+.3f})"
+            before = self._side("before", pair.rewards[0], "", pair.before)
+            after = self._side("after", pair.rewards[1], change, pair.after)
             yield _shortened(question(pair.prompt), self.chars), before, after
+
+    def _side(self, name: str, reward: float | None, change: str, completion: Completion) -> str:
+        earned = "no reward" if reward is None else f"reward {reward:.3f}"
+        text = marked(completion, self.tokens, self.chars)
+        return f"{name}: {earned}{change}, {len(completion.ids)} tokens\n{text}"
 
 
 def compare(
@@ -142,10 +141,8 @@ def compare(
     """
     for name, value in {"before": before, "after": after}.items():
         if not isinstance(value, Evaluation):
-            where, todo = (
-                f"compare({name}={type(value).__name__})",
-                "pass what rloo_kit.evaluate(...) returned",
-            )
+            where = f"compare({name}={type(value).__name__})"
+            todo = "pass what rloo_kit.evaluate(...) returned"
             raise DatasetError(f"{name} is not an evaluation", where=where, todo=todo)
     argument_types.check({"n": n, "chars": chars}, {"n": Natural, "chars": Natural}, "compare")
     _check_settings(before, after)
@@ -215,10 +212,8 @@ def marked(completion: Completion, tokens: ThinkTokens = QWEN3, chars: int = 600
 
     Where <think> or </think> was typed in ordinary tokens, which is no boundary, none of them is marked.
     """
-    places = {OPEN: tokens.open_id, CLOSE: tokens.close_id}
-    real = [
-        mark for mark, token in places.items() if completion.text.count(mark) == completion.ids.count(token)
-    ]
+    tags = {OPEN: tokens.open_id, CLOSE: tokens.close_id}
+    real = [tag for tag, token in tags.items() if completion.text.count(tag) == completion.ids.count(token)]
     parts = re.split(f"({'|'.join(real)})", completion.text) if real else [completion.text]
     text = "".join(f"«{part}»" if part in real else _shortened(part, chars) for part in parts)
     if not completion.finished:

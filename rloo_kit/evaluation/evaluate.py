@@ -171,20 +171,38 @@ def evaluate(
         with_room = _graded(correct, rows, longer, samples, seed)
         figures |= {"room": room, **{f"{name}_with_room": figure for name, figure in with_room.items()}}
     names = data_checks.distinct([rewards.guarded(func).__name__ for func in funcs])
-    scores = {name: scoring.score(func, rows, completions) for name, func in zip(names, funcs, strict=True)}
     weights = dict(zip(names, map(float, reward_weights or [1] * len(funcs)), strict=True))
-    totals = [_total(values, weights.values()) for values in zip(*scores.values(), strict=True)]
+    scores = {name: scoring.score(func, rows, completions) for name, func in zip(names, funcs, strict=True)}
     return Evaluation(
-        reward=bootstrap(means_by_prompt(totals, samples), seed),
-        reward_means={name: _mean(values) for name, values in scores.items()},
+        **figures,
+        **_rewarded(scores, weights, len(rows), samples, seed),
         mean_length=statistics.fmean(len(completion.ids) for completion in completions),
         completions=tuple(completions),
-        rewards=tuple(totals) or (None,) * len(rows),
         greedy=greedy,
         samples=samples,
         settings={"rewards": weights, "correct": correct and reward_name(correct), **settings},
-        **figures,
     )
+
+
+def _rewarded(
+    scores: Mapping[str, list[float | None]],
+    weights: Mapping[str, float],
+    count: int,
+    samples: int,
+    seed: int,
+) -> dict[str, Any]:
+    """:class:`Evaluation`'s reward, reward_means and rewards."""
+    totals: list[float | None] = []
+    for values in zip(*scores.values(), strict=True):
+        pairs = zip(weights.values(), values, strict=True)
+        applied = [weight * value for weight, value in pairs if value is not None]
+        totals.append(sum(applied) if applied else None)
+    known = {name: [value for value in values if value is not None] for name, values in scores.items()}
+    return {
+        "reward": bootstrap(means_by_prompt(totals, samples), seed),
+        "reward_means": {name: statistics.fmean(values or [math.nan]) for name, values in known.items()},
+        "rewards": tuple(totals) or (None,) * count,
+    }
 
 
 def _graded(
@@ -290,13 +308,3 @@ def _quarters(completions: int) -> Callable[[int], None]:
             output.say(f"evaluate: {left.pop(0)} of {completions} completions")
 
     return progress
-
-
-def _total(values: Iterable[float | None], weights: Iterable[float]) -> float | None:
-    applied = [weight * value for weight, value in zip(weights, values, strict=True) if value is not None]
-    return sum(applied) if applied else None
-
-
-def _mean(values: Iterable[float | None]) -> float:
-    applied = [value for value in values if value is not None]
-    return statistics.fmean(applied) if applied else math.nan

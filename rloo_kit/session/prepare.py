@@ -78,9 +78,7 @@ class Environment:
         return "\n".join(f"{label:<11}{text}" for label, text in rows)
 
     def __repr__(self) -> str:
-        return (
-            f"Environment(device={self.device!r}, bf16={self.bf16}, offline={self.offline}, seed={self.seed})"
-        )
+        return f"Environment(device={self.device!r}, bf16={self.bf16}, offline={self.offline})"
 
 
 def prepare(
