@@ -25,16 +25,8 @@ def test_prepare_shows_a_few_lines_and_sets_what_it_shows(first_cells: Any) -> N
     screen, state = first_cells.shown["prepare"], json.loads(first_cells.shown["state"])
     assert len(screen.splitlines()) == 4
     assert max(map(len, screen.splitlines())) < 100
-    shown = [
-        "device     cpu",
-        "GiB free",
-        "computes in float32",
-        "hub        offline",
-        "trl 1.15.0",
-        "2 set by .env",
-        "set before",
-    ]
-    assert [line for line in shown if line not in screen] == []
+    shown = ["device     cpu", "GiB free", "computes in float32", "hub        offline", "trl 1.15.0"]
+    assert [text for text in (*shown, "2 set by .env", "set before") if text not in screen] == []
     assert ["PYTORCH_ALLOC_CONF", "max_split_size_mb:64", "set before"] in state["variables"]
     assert (state["UNSLOTH_CPU_BF16"], state["env.bf16"]) == ("0", False)
     assert first_cells.shown["dtype"].strip() == "torch.float32"
@@ -169,7 +161,7 @@ def test_a_value_of_the_file_stays_out_of_errors_and_of_other_variables(tmp_path
     assert prepare._short(f"/cache/{VALUE}") == "/cache/(not shown)"
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "latin-1"])
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
 def test_another_encoding_is_named_without_the_files_bytes(encoding: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"not UTF-8 text[\s\S]*some\.env") as raised:
         prepare._load_dotenv(dotenv(tmp_path, f"A=1\nB={VALUE}é\n".encode(encoding)), [])
