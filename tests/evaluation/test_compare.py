@@ -89,17 +89,14 @@ def test_boundaries_that_are_tokens_are_marked_and_so_is_the_end(case: Completio
 def test_html_of_a_completion_or_a_prompt_is_shown_not_run() -> None:
     attack = "<script>alert(1)</script><img src=x onerror=alert(2)>"
     shown = compare(evaluation((attack, attack, 0.0)), evaluation((attack, attack, 1.0)))._repr_html_()
-    assert "<script" not in shown
-    assert "<img" not in shown
+    assert ("<script" in shown, "<img" in shown) == (False, False)
     assert shown.count("&lt;script&gt;alert(1)") == 3
 
 
 def test_a_conversation_is_shown_by_what_the_user_asked_last() -> None:
-    turns = [{"role": "user", "content": [{"type": "text", "text": "Who wrote it?"}]}]
-    turns.append({"role": "tool", "content": "a page of results"})
+    turns = [{"role": "user", "content": "Who wrote it?"}, {"role": "tool", "content": "a page of results"}]
     shown = str(compare(evaluation((turns, "x", 0.0)), evaluation((turns, "y", 1.0))))
-    assert "\nWho wrote it?\n" in shown
-    assert "results" not in shown
+    assert ("\nWho wrote it?\n" in shown, "results" in shown) == (True, False)
 
 
 def test_a_control_character_is_written_out_and_cannot_clear_the_terminal() -> None:

@@ -63,15 +63,9 @@ import json, os, sys, tempfile, warnings
 for name in ("trl", "transformers", "peft", "accelerate", "unsloth", "bitsandbytes"):
     assert name not in sys.modules, name
 
-class Watch:
-    asked = []
-    def find_spec(self, name, path=None, target=None):
-        self.asked.append(name)
-
 def import_first(first, with_kit):
     if with_kit:
         import rloo_kit
-        sys.meta_path.insert(1, Watch())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         __import__(first)
@@ -81,7 +75,6 @@ def import_first(first, with_kit):
     return {
         "unsloth warns": any("should be imported before" in str(item.message) for item in caught),
         "hooks": sum(type(hook).__name__ == "_UnslothFirst" for hook in sys.meta_path),
-        "other finders are asked": first in Watch.asked,
         "same": user.transformers is transformers is sys.modules["transformers"],
         "specs": bool(transformers.__spec__.origin and unsloth.__spec__.origin),
     }

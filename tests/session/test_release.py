@@ -69,21 +69,10 @@ def four_mib() -> torch.nn.Linear:
 Policy = SimpleNamespace
 
 
-class Trainer:
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.model = self.model_wrapped = model
-        self.optimizer = torch.optim.SGD(model.parameters())
-        kept = [model]  # as accelerate keeps what it prepared
-        self.accelerator = SimpleNamespace(models=kept, free_memory=kept.clear)
-        self.callback_handler = SimpleNamespace(model=model, callbacks=[SimpleNamespace(model=model)])
-        self.reward_funcs = [len, four_mib()]
-        self.state = "kept"
-
-
 def test_without_holders_every_name_of_a_model_goes_and_nothing_else() -> None:
     optimizer = torch.optim.SGD(four_mib().parameters())
-    goes = {"model": four_mib(), "policy": Policy(model=four_mib()), "trainer": Trainer(four_mib())}
-    goes |= {"optimizer": optimizer, "schedule": torch.optim.lr_scheduler.ConstantLR(optimizer)}
+    goes = {"model": four_mib(), "policy": Policy(model=four_mib()), "optimizer": optimizer}
+    goes |= {"schedule": torch.optim.lr_scheduler.ConstantLR(optimizer)}
     stays = {"answer": 42, "nothing": None, "torch": torch, "Linear": torch.nn.Linear, "make": four_mib}
     stays |= {"batch": torch.zeros(3), "text": "x", "of_text": Policy(model="a name"), "rows": [1, 2]}
     namespace = goes | stays
@@ -100,12 +89,6 @@ def test_with_holders_only_their_names_and_those_of_their_parts_go() -> None:
     namespace = stays | goes
     release(policy, *nothing, namespace=namespace)
     assert namespace == stays
-
-
-def test_a_trainer_that_something_else_keeps_is_emptied() -> None:
-    keeper = [Trainer(four_mib())]
-    assert release(keeper[0], namespace={}).freed_bytes == 8 * MIB  # the policy, and a model as a reward
-    assert (keeper[0].state, keeper[0].model) == ("kept", None)
 
 
 def test_an_error_that_is_being_handled_or_was_shown_last_lets_go_of_its_variables() -> None:
