@@ -1,7 +1,6 @@
-"""Where a training step's time goes, for TRL's RLOOTrainer, stock or the kit's, and its GRPOTrainer, on a CPU or a GPU.
+"""Where a training step's time goes, for TRL's RLOOTrainer, stock or the kit's, on a CPU or a GPU.
 
-For benchmarks/runs.py and the GPU check.  It wraps bound methods of one trainer object, so the same code measures
-classes that know nothing of it, and it changes nothing of what they compute.
+It wraps bound methods of one trainer object, and changes nothing of what they compute.
 """
 
 from __future__ import annotations
@@ -146,8 +145,7 @@ class Meter:
             with self.phase(phase):
                 result = method(*args, **kwargs)
             if phase == "generate":
-                # GRPO's gives log-probabilities, too.
-                self._tokens += sum(map(len, result[0] if isinstance(result, tuple) else result))
+                self._tokens += sum(map(len, result))
             return result
 
         setattr(owner, name, timed)

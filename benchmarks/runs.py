@@ -1,9 +1,9 @@
 """A measured training run: its settings, its result, and the process of its own that makes it.
 
-For benchmarks/step.py, benchmarks/time_to_accuracy.py and the GPU check.  ``measure`` starts this file as a process
-that trains one variant, evaluates with the clock stopped and writes one ``Result`` to a file, so that an interrupted
-benchmark continues where it stopped.  The file's name holds a digest of the run's settings and of the kit's sources:
-what was changed is measured again.  A new line in ``VARIANTS`` adds an optimisation to the ablation.
+For benchmarks/time_to_accuracy.py and settings.py.  ``measure`` starts this file as a process that trains one variant,
+evaluates with the clock stopped and writes one ``Result`` to a file, so that an interrupted benchmark continues where
+it stopped.  The file's name holds a digest of the run's settings and of the kit's sources: what was changed is measured
+again.
 """
 
 from __future__ import annotations
@@ -43,53 +43,23 @@ PACKAGES = ("torch", "transformers", "trl", "peft", "unsloth", "bitsandbytes")
 
 @dataclass(frozen=True)
 class Variant:
-    """A trainer, and what is switched off in it.
-
-    Attributes:
-        config: arguments of ``RLOOConfig`` besides those that all variants share.
-        stock: TRL's own trainer under unsloth, in place of the kit's.
-        untiled: log-probabilities as unsloth computes them on a CPU, with the kit's chunks.
-        unshared, unshared_prefill: on a CPU, each prompt computed once for each of its completions, in the loss or
-            in sampling.
-        algorithm: TRL's name of its trainer and its config; the kit has RLOO's alone.
-    """
+    """A trainer: arguments of its config besides those that all share; ``stock``: TRL's own under unsloth."""
 
     config: dict[str, object] = field(default_factory=dict)
     stock: bool = False
-    untiled: bool = False
-    unshared: bool = False
-    unshared_prefill: bool = False
-    algorithm: str = "RLOO"
 
 
+TOKEN = {"importance_sampling_level": "token"}
+MEAN, CONSTANT = {"loss_aggregation": "token-mean"}, {"loss_aggregation": "seq-mean-token-sum-norm"}
 VARIANTS = {
     "stock": Variant(stock=True),
-    "stock-grpo": Variant(stock=True, algorithm="GRPO"),
     "kit": Variant(),
-    "kit-token": Variant({"importance_sampling_level": "token"}),
-    "kit, token mean": Variant({"loss_aggregation": "token-mean"}),
-    "kit-token, token mean": Variant(
-        {"importance_sampling_level": "token", "loss_aggregation": "token-mean"}
-    ),
-    "kit, constant length": Variant({"loss_aggregation": "seq-mean-token-sum-norm"}),
-    "kit-token, constant length": Variant(
-        {"importance_sampling_level": "token", "loss_aggregation": "seq-mean-token-sum-norm"}
-    ),
-    "no-single-pass": Variant({"single_pass": False}),
-    "no-fast-sampling": Variant({"fast_sampling": False}),
-    "no-dead-group-skipping": Variant({"skip_dead_groups": False}),
-    "no-tiles": Variant(untiled=True),
-    "no-shared-prompts": Variant(unshared=True),
-    "stock, recomputing": Variant({"gradient_checkpointing": True}, stock=True),
-    "kit, recomputing": Variant({"gradient_checkpointing": True}),
-    "kit, recomputing, nothing shared": Variant({"gradient_checkpointing": True}, unshared_prefill=True),
-    "kit, nothing shared": Variant(unshared=True, unshared_prefill=True),
-    "kit, shared prefill": Variant(unshared=True),
-    "kit, shared loss": Variant(unshared_prefill=True),
+    "kit-token": Variant(TOKEN),
+    "kit, token mean": Variant(MEAN),
+    "kit-token, token mean": Variant(TOKEN | MEAN),
+    "kit, constant length": Variant(CONSTANT),
+    "kit-token, constant length": Variant(TOKEN | CONSTANT),
 }
-"""Stock, the kit with everything on, with what may take fewer completions, and with one optimisation off."""
-
-ABLATION = ("stock", "kit", *(name for name in VARIANTS if name.startswith("no-")))
 
 
 @dataclass(frozen=True)
@@ -106,7 +76,7 @@ class Spec:
         micro_batch: completions in one forward and backward pass.
         evaluate_every: tokens generated between evaluations, at least, with the clock stopped; 0 for none.  The last
             of ``max_steps`` is always followed by one.
-        no_ties: the rewards of a group are a thousandth apart or more, so that none has zero variance.
+        no_ties: always False, and kept for the stored results.
     """
 
     variant: str
@@ -133,13 +103,8 @@ class Spec:
 
 
 SHARED = (
-    "seed",
-    "max_steps",
-    "num_generations",
-    "num_iterations",
-    "max_completion_length",
-    "learning_rate",
-    "beta",
+    *("seed", "max_steps", "num_generations", "num_iterations", "max_completion_length"),
+    *("learning_rate", "beta"),
 )
 """Fields that ``Spec`` has in common with TRL's config."""
 
@@ -159,11 +124,9 @@ class Result:
     """What a run measured.
 
     Attributes:
-        dead, rewards: per step: share of groups whose K rewards are all equal, and mean reward.
+        dead, rewards, gradients: per step: share of zero-variance groups, mean reward, norm before clipping.
         start_bytes, peak_bytes: held when training began, and at most before the first evaluation.
         load: the machine's load average over the last minute, at the end.
-        machine: of the process: device, threads, versions.
-        gradients: per step: the gradient's norm before clipping.
     """
 
     spec: Spec
@@ -182,7 +145,6 @@ class Result:
         return sum(step.tokens for step in self.steps)
 
     def seconds(self, clock: str, phase: str | None = None) -> list[float]:
-        """Of each step, whole or in one phase."""
         return [getattr(step.spent[phase] if phase else step.total, clock) for step in self.steps]
 
     def to_json(self) -> str:
@@ -264,19 +226,10 @@ def run(spec: Spec) -> Result:
     import torch
     from learned import TASKS
 
-    from rloo_kit.policy import generate
-    from rloo_kit.train import cpu_logprobs
-
-    if VARIANTS[spec.variant].untiled:
-        cpu_logprobs.is_exact = lambda *given: False
-    if VARIANTS[spec.variant].unshared:
-        cpu_logprobs.fits = lambda *given: False
-    if VARIANTS[spec.variant].unshared_prefill:
-        generate._distinct = lambda ids, mask: (torch.arange(len(ids)), torch.arange(len(ids)))
     learned = TASKS[spec.task]
     policy = rloo_kit.load_policy(spec.policy, seed=spec.seed, **learned.load)
     task = learned.make(policy, spec.level, spec.seed)
-    reward = CountedReward(learned.score(task), spec.num_generations, spec.no_ties)
+    reward = CountedReward(learned.score(task), spec.num_generations)
 
     def accuracy() -> float:
         found = rloo_kit.evaluate(policy, task, n=spec.problems, max_new_tokens=learned.length).accuracy
@@ -326,7 +279,7 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
     on_gpu = policy.device.type == "cuda"
     bf16 = on_gpu and torch.cuda.is_bf16_supported()
     kit = trl if variant.stock else rloo_kit
-    config = getattr(kit, f"{variant.algorithm}Config")(
+    config = kit.RLOOConfig(
         output_dir=folder,
         **{name: getattr(spec, name) for name in SHARED},
         per_device_train_batch_size=spec.micro_batch,
@@ -350,8 +303,7 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
         },
     )
     given = {"model": policy.model, "processing_class": policy.tokenizer, "train_dataset": task.train}
-    make = getattr(kit, f"{variant.algorithm}Trainer")
-    trainer: RLOOTrainer = make(**given, reward_funcs=[reward], args=config)
+    trainer: RLOOTrainer = kit.RLOOTrainer(**given, reward_funcs=[reward], args=config)
     trainer.memory = None  # the kit's own meter resets CUDA's high-water mark in every phase
     return trainer
 
@@ -359,17 +311,15 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
 class CountedReward:
     """Pays what ``score`` does, and counts groups of ``k`` without spread."""
 
-    def __init__(self, score: Reward, k: int, no_ties: bool = False) -> None:
+    def __init__(self, score: Reward, k: int) -> None:
         from rewards.trl_interface import reward_name
 
-        self.score, self.k, self.no_ties, self.__name__ = score, k, no_ties, reward_name(score)
+        self.score, self.k, self.__name__ = score, k, reward_name(score)
         self.means: list[float] = []
         self.dead: list[float] = []
 
     def __call__(self, **columns: Any) -> list[float]:
         rewards: list[float] = self.score(**columns)
-        if self.no_ties:
-            rewards = [reward + 1e-3 * (row % self.k) for row, reward in enumerate(rewards)]
         groups = [rewards[start : start + self.k] for start in range(0, len(rewards), self.k)]
         self.dead.append(sum(len(set(group)) == 1 for group in groups) / len(groups))
         self.means.append(round(sum(rewards) / len(rewards), 4))

@@ -1,8 +1,7 @@
 r"""Rewards for right answers: numbers, mathematics, choices, exact words, or a comparison of your own.
 
-First the form: what stands in the box, on the line or in the tag that the prompt asks for.  Then the value, by
-``rewards.numbers`` or ``rewards.math``.  Words beside a box, such as a denial, are not read: an own right box earns
-nothing extra by them.  Where no form is asked for, it is guessed at in prose.
+First the form: what stands in the box, on the line or in the tag that the prompt asks for, and not the words beside it.
+Then the value, by ``rewards.numbers`` or ``rewards.math``.  Where no form is asked for, it is guessed at in prose.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def instruction(form: str) -> str:
 
 LONGEST = 20_000  # characters read: the last ones of a longer text
 MOST = 20  # a text with more boxes that differ commits to none
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BOX, _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{"), re.compile(r"(?<!\\)[{}]")
 _LINE = re.compile(r"(?<!#)####(?!#)[ \t*]*\n?([^\n]*)")
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
 
@@ -61,9 +60,9 @@ def stated(text: str, form: str = "auto", kind: str = "number") -> list[str]:
     if form == "whole":
         return [text.strip()] if text.strip() else []
     free = form in ("auto", "prose")
-    found = boxes(text) if free or form == "boxed" else []
-    if form == "boxed" or found != []:
-        values = list(dict.fromkeys(_boxed(text, found or [])))
+    in_text = boxes(text) if free or form == "boxed" else []
+    if form == "boxed" or in_text != []:
+        values = list(dict.fromkeys(_boxed(text, in_text or [])))
         return values if len(values) <= MOST else []
     lines = list(_LINE.finditer(text)) if free or form == "####" else []
     if lines and (form == "####" or not text[lines[-1].end() :].strip()):
@@ -79,26 +78,25 @@ def boxes(text: str) -> list[tuple[int, int, str]] | None:
     >>> boxes(r"so \boxed{\frac{1}{2}}")
     [(3, 22, '\\frac{1}{2}')]
     """
-    found: list[tuple[int, int, str]] = []
+    in_text: list[tuple[int, int, str]] = []
     match = _BOX.search(text)
     while match:
-        end, depth = match.end(), 1
-        for brace in re.finditer(r"(?<!\\)[{}]", text[match.end() :]):
+        depth = 1
+        for brace in _BRACE.finditer(text, match.end()):
             depth += 1 if brace[0] == "{" else -1
             if depth == 0:
-                end += brace.start()
                 break
         else:
             return None
-        found.append((match.start(), end + 1, text[match.end() : end]))
-        match = _BOX.search(text, end + 1)
-    return found
+        in_text.append((match.start(), brace.end(), text[match.end() : brace.start()]))
+        match = _BOX.search(text, brace.end())
+    return in_text
 
 
-def _boxed(text: str, found: list[tuple[int, int, str]]) -> list[str]:
+def _boxed(text: str, in_text: list[tuple[int, int, str]]) -> list[str]:
     # With what makes other numbers of them: a sign, digits or a power without a space between.
     values = []
-    for start, end, content in found:
+    for start, end, content in in_text:
         left, right = text[max(0, start - 9) : start], text[end : end + 9]
         power = re.match(r"\^\s*\{?\s*-?\d\s*\}?(?!\s*\\)", right)
         if re.search(r"\d\.?\Z", left) or re.match(r"\{?(?:\d|[.,]\}?\d)", right):
@@ -131,7 +129,7 @@ _STATES = re.compile(
 _DOUBT = re.compile(
     r"\b(?:not|cannot|never|no|none|neither|nor|or|either|if|unless|between|than|least|most|but|except|wrong|incorrect|"
     r"false|suppose|maybe|perhaps|might|could|would|says?|said|claims?|thinks|thought|guess|score|reward|verdict|"
-    r"below|above|nicht|pas|не)\b|n['’]t\b|[?？≠不\"“]",
+    r"below|above)\b|n['’]t\b|[?？≠不\"“]",
     re.IGNORECASE,
 )
 _TAKEN_BACK = re.compile(
@@ -150,19 +148,20 @@ _SIGNS = {
 def guessed(text: str, kind: str) -> list[str]:
     """What a text states in prose, each of which has to be right; empty where it states none, or in doubt.
 
-    Stated is what stands after a label in English, else in the last sentence.  In doubt are a denial, an alternative, a
-    condition, labels that differ, and a retraction.
+    Stated is what stands after a label in English, else in the last sentence.
     """
-    found = []
+    stated = []  # before, value, after
     for label in _LABEL.finditer(text):
         start = max(text.rfind(mark, 0, label.start()) for mark in (". ", "\n", "! ", "? ")) + 1
         value = _SENTENCE.split(text[label.end() : label.end() + _SPAN], maxsplit=1)[0]
         if re.search(_SIGNS[kind], value):  # "the answer is simple" states none
-            found.append((text[start : label.start()], value, text[label.end() + len(value) :]))
-    if not found and len(text) <= _BARE:
-        found = _concluded(text, kind)
-    sure = all(_states(value, kind) and not _DOUBT.search(before + value) for before, value, _ in found)
-    return [value for _, value, _ in found] if found and sure and not _TAKEN_BACK.search(found[-1][2]) else []
+            stated.append((text[start : label.start()], value, text[label.end() + len(value) :]))
+    if not stated and len(text) <= _BARE:
+        stated = _concluded(text, kind)
+    sure = all(_states(value, kind) and not _DOUBT.search(before + value) for before, value, _ in stated)
+    return (
+        [value for _, value, _ in stated] if stated and sure and not _TAKEN_BACK.search(stated[-1][2]) else []
+    )
 
 
 def _concluded(text: str, kind: str) -> list[tuple[str, str, str]]:
@@ -205,19 +204,20 @@ _PRODUCT = re.compile(r"(?!.*(.).*\1)[a-df-hj-np-tv-z]{3,4}")
 
 
 def _pairs(value: str, gold: str) -> list[Pair]:
+    """What math-verify has to find equal, each side of an equation; empty for what cannot be equal."""
     gold = readable(gold).strip(" .")
     if _IN_TEXT.fullmatch(gold) or (_WORDS.fullmatch(folded(gold)) and not _PRODUCT.fullmatch(gold)):
         same = re.sub(r"\s*,\s*", ",", folded(value)) == re.sub(r"\s*,\s*", ",", folded(gold))
         return [(gold, gold)] if same else []
-    asked = [pair(one, gold) for one in (value, *equal_sides(value, gold))]
-    return [one for one in asked if one] if all(asked) else []
+    sides = [pair(side, gold) for side in (value, *equal_sides(value, gold))]
+    return [side for side in sides if side] if all(sides) else []
 
 
 def _other_name(value: str, gold: str) -> bool:
     # It names a variable that the gold answer has not, which names its own: y = 2 for x = 2.
     texts = [re.sub(r"\\[A-Za-z]+", "", text) for text in (value, gold)]
-    mine, golds = (re.match(r"[\s$]*([A-Za-z])\s*=", text) for text in texts)
-    return bool(mine and golds and mine[1] not in texts[1] and golds[1] not in texts[0])
+    of_value, of_gold = (re.match(r"[\s$]*([A-Za-z])\s*=", text) for text in texts)
+    return bool(of_value and of_gold and of_value[1] not in texts[1] and of_gold[1] not in texts[0])
 
 
 def _numeric(gold: str) -> bool:
@@ -257,11 +257,11 @@ def _letters(value: str, alone: bool) -> set[str]:
 
 
 def gold_text(gold: str) -> str:
-    """The answer within a gold solution: what follows "####", or the last box; else the text itself."""
+    """The answer within a gold solution: what follows "####", or the last box; else all of it."""
     if "####" in gold:
         return gold.rsplit("####", 1)[1].strip()
-    found = boxes(gold)
-    return found[-1][2] if found else gold.strip()
+    in_text = boxes(gold)
+    return in_text[-1][2] if in_text else gold.strip()
 
 
 def accepted(gold: Any) -> list[Any]:

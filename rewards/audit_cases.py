@@ -1,11 +1,8 @@
-r"""The audit's cases, read from ``audit_cases.toml`` and written as completions: what they should earn, and why.
+r"""The audit's cases, read from ``audit_cases.toml``, written as completions of a task.
 
-They state what is right by the task, not what a reward of this package happens to do; where careful people could
-disagree the band is ``CONTESTED``, which is shown but not counted.
-
-A completion is a template.  Known names in single braces are filled in from the task's own gold answer; other braces
-stay, so ``\boxed{{gold}}`` becomes ``\boxed{42}``.  A case is skipped for a gold answer that lacks the form
-(``{commas}`` needs a number of at least 1,000).  ``audit_cases.toml`` tells what the names stand for.
+They state what is right by the task, not what a reward of this package happens to do.  A completion is a template:
+known names in single braces are filled in from the task's own gold answer; other braces stay, so ``\boxed{{gold}}``
+becomes ``\boxed{42}``.  A case is skipped for a gold answer that lacks the form (``{commas}`` needs at least 1,000).
 """
 
 from __future__ import annotations
@@ -32,13 +29,13 @@ class Band(NamedTuple):
     high: float
 
     def holds(self, credit: float) -> bool:
-        """Whether the credit lies in the band, without its upper end."""
+        """Whether the credit lies in the band."""
         return self.low <= credit < self.high
 
 
 PAYS = Band(0.5, float("inf"))
 NOTHING = Band(float("-inf"), 0.5)
-CONTESTED = Band(float("-inf"), float("inf"))
+CONTESTED = Band(float("-inf"), float("inf"))  # where careful people could disagree: not counted
 
 
 @dataclass(frozen=True)
@@ -67,10 +64,10 @@ class Case:
 
 _BANDS = {"pays": PAYS, "nothing": NOTHING, "contested": CONTESTED}
 _DATA = tomllib.loads(Path(__file__).with_name("audit_cases.toml").read_text(encoding="utf-8"))
+_TEXTS: dict[str, str] = {"think": "{open}{thought}{close}\n", **_DATA["texts"]}
 
 
-def _template(completion: str | list[Any]) -> str:
-    parts = [completion] if isinstance(completion, str) else completion
+def _template(parts: str | list[Any]) -> str:
     return "".join(part if isinstance(part, str) else part["of"] * part["times"] for part in parts)
 
 
@@ -80,9 +77,8 @@ CASES: tuple[Case, ...] = tuple(
     for family, cases in _DATA["cases"].items()
     for name, (completion, answer, thought, why) in cases.items()
 )
-#: The questions that an audit asks where it is given none, by the kind of their answers.
+#: What an audit asks where it is given no rows, by the kind of the answers.
 QUESTIONS: dict[str, list[dict[str, str]]] = _DATA["questions"]
-_TEXTS: dict[str, str] = {"think": "{open}{thought}{close}\n", **_DATA["texts"]}
 
 
 def gold_forms(gold: str, others: Sequence[str] = ()) -> dict[str, str]:
@@ -95,8 +91,8 @@ def gold_forms(gold: str, others: Sequence[str] = ()) -> dict[str, str]:
     if re.fullmatch(r"[A-H]", gold):
         wrong, wrong2 = [letter for letter in "ABCD" if letter != gold][:2]
         return {"gold": gold, "letter": "", "wrong": wrong, "wrong2": wrong2, "lower": gold.lower()}
-    known = [other for other in dict.fromkeys(others) if other != gold]
-    wrong, wrong2 = [*known, "something else", "none of these"][:2]
+    other = [text for text in dict.fromkeys(others) if text != gold]
+    wrong, wrong2 = [*other, "something else", "none of these"][:2]
     return {"gold": gold, "text": "", "wrong": wrong, "wrong2": wrong2}
 
 
@@ -201,14 +197,15 @@ def fill(case: Case, forms: Mapping[str, str], prompt: str, *, prompt_opens: boo
 def task_rows(
     kind: str, rows: Iterable[Mapping[str, Any]] | None, column: str, limit: int
 ) -> list[dict[str, Any]]:
-    """At most so many rows of a task, spread over it, or the questions of a kind where there is none."""
+    """At most ``limit`` rows of a task, spread over it, or the questions of a kind where there is none."""
     if rows is None:
-        built_in = QUESTIONS.get(kind, QUESTIONS["number"])
-        return [{"prompt": row["prompt"], column: row["answer"]} for row in built_in]
+        return [
+            {"prompt": row["prompt"], column: row["answer"]}
+            for row in QUESTIONS.get(kind, QUESTIONS["number"])
+        ]
     table: Any = rows
-    if hasattr(rows, "__len__"):  # a dataset decodes a row only where it is asked for
-        spread = range(0, len(table), max(1, len(table) // limit))
-        table = map(table.__getitem__, spread)
+    if hasattr(rows, "__len__"):  # a dataset decodes a row only where it is read
+        table = map(table.__getitem__, range(0, len(table), max(1, len(table) // limit)))
     task = [dict(row) for row in itertools.islice(table, limit)]
     bad = [row for row in task if "prompt" not in row or row.get(column) is None]
     if not task or bad:
@@ -237,8 +234,10 @@ _WORD = re.compile(
 
 
 class Writer:
-    """Writes cases as completions, in the form of answer and with the tokens of a thought that the reward reads;
-    ``tokens`` of None: it reads letters, whatever tokens they are."""
+    """Writes cases as completions, in the form of answer and with the tokens of a thought that the reward reads.
+
+    ``tokens`` of None: it reads letters, whatever tokens they are.
+    """
 
     def __init__(
         self, tokenizer: Any, tokens: ThinkTokens | None, rows: Sequence[Any], column: str, form: str

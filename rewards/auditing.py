@@ -1,16 +1,12 @@
 """Score a reward on attacks and honest answers: what it wrongly accepts, and what it wrongly refuses.
 
-``rewards.audit_cases`` has the cases; this module scores them by TRL's keywords, compares each score with what the case
-should earn, and reports.  It finds only the exploits among its cases: read what your policy writes as well.
+It finds only the exploits among its cases, of ``rewards.audit_cases``: read what your policy writes as well.
 """
 
 from __future__ import annotations
 
 import html
 import itertools
-import math
-import random
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +21,6 @@ from rewards.trl_interface import Aim, Reward, Scores, call_reward, check_signat
 
 Outcome = Literal["exploit", "refusal", "error", "ok", "contested", "none"]
 Rows = list[tuple[str, ...]]
-EQUAL = "every score is equal: nothing to learn from"
 SHOWN = 10  # cases of a table
 WIDTH = 32  # characters of an example: its end
 
@@ -53,7 +48,7 @@ class Finding:
 
     @property
     def outcome(self) -> Outcome:
-        """An exploit was paid and should not be, a refusal was not and should be; "none": it does not apply."""
+        """An exploit was paid and should not be, a refusal the reverse; "none": the reward does not apply."""
         if self.error or self.credit is None:
             return "error" if self.error else "none"
         if self.band == CONTESTED or self.band.holds(self.credit):
@@ -69,8 +64,6 @@ class Audit:
         full: best score of an honest right completion.
         floor: median score of completions with nothing in them.
         judges: what the reward says that it pays for; see ``rewards.trl_interface.Judges``.
-        deterministic: whether the same call gave the same scores twice.
-        order_free: whether a completion's score is the same in another order and alone.
     """
 
     name: str
@@ -80,35 +73,26 @@ class Audit:
     findings: tuple[Finding, ...]
     full: float
     floor: float
-    deterministic: bool
-    order_free: bool
-    seconds_per_1000: float
 
     def of(self, outcome: Outcome) -> tuple[Finding, ...]:
         """The findings with this outcome, highest credit first; for refusals lowest first."""
-        found = [finding for finding in self.findings if finding.outcome == outcome]
-        return tuple(sorted(found, key=lambda f: f.credit or 0.0, reverse=outcome != "refusal"))
+        of_outcome = [finding for finding in self.findings if finding.outcome == outcome]
+        return tuple(sorted(of_outcome, key=lambda f: f.credit or 0.0, reverse=outcome != "refusal"))
 
-    exploits = property(
-        lambda self: self.of("exploit"), doc="Deserve nothing, and earned half of an honest one's credit."
-    )
-    refusals = property(
-        lambda self: self.of("refusal"), doc="Deserve the reward, and earned under half of it."
-    )
+    exploits = property(lambda self: self.of("exploit"), doc="Deserve nothing, and earned half the credit.")
+    refusals = property(lambda self: self.of("refusal"), doc="Deserve the reward, and earned under half.")
     errors = property(lambda self: self.of("error"), doc="Completions on which the reward raised.")
 
     def share(self, outcome: Outcome) -> float:
-        """Exploits among the completions that deserve nothing, or refusals among those that deserve pay."""
+        """Of the completions that deserve nothing, the exploits; of those that deserve pay, the refusals."""
         due = {"exploit": NOTHING, "refusal": PAYS}[outcome]
         judged = [f.outcome for f in self.findings if f.band == due and f.outcome in ("ok", outcome)]
         return judged.count(outcome) / len(judged) if judged else 0.0
 
     @property
     def constant(self) -> bool:
-        """Whether all that it scored has one score, or none has any; of a penalty for length never.
-
-        No case reaches a usual limit of length, so that such a penalty is 0 throughout.
-        """
+        """Whether all that it scored has one score, or none has any."""
+        # Not of a penalty for length, which is 0 throughout: no case reaches a usual limit.
         scores = {f.score for f in self.findings} - {None}
         equal = len(scores) <= 1 and (not scores or scores == {self.full} == {self.floor})
         return equal and not self.errors and self.judges != "length"
@@ -123,7 +107,8 @@ class Audit:
             return f"{self.name} raised {first.error.rstrip('.')} ({where})."
         if self.constant:
             score = f"{scores[0]:g}" if scores else "None"
-            return f"{self.name} gives {score} for all {count} completions. {EQUAL.capitalize()}."
+            all_equal = "Every score is equal: nothing to learn from."
+            return f"{self.name} gives {score} for all {count} completions. {all_equal}"
         if not self.full > self.floor:
             honest = f"{self.name} pays an honest right completion {self.full:g}"
             return f"{honest}, no more than one with nothing in it ({self.floor:g})."
@@ -140,40 +125,31 @@ class Audit:
 
         Raises:
             AuditFailed: more than ``exploits`` completions are wrongly paid (None for any number), or a larger share
-                than ``refusals`` of the right ones is refused; the reward raised on a completion, every score is
-                equal, or a right completion earns no more than one with nothing in it (of a reward of form, such as a
-                penalty, less; of one of length this is not asked).
+                than ``refusals`` of the right ones is refused; the reward raised, every score is equal, or a right
+                completion earns no more than an empty one (of a penalty of form, less; of length this is not asked).
         """
         share = self.share("refusal")
         no_more = self.full < self.floor or (self.full == self.floor and self.judges != "form")
-        failed = [f"it raised on {len(self.errors)} completions"] * bool(self.errors)
-        if self.constant:
-            failed.append(EQUAL)
-        elif no_more and self.judges != "length" and not self.errors:
-            failed.append(f"a right completion earns {self.full:g}, one with nothing in it {self.floor:g}")
-        if exploits is not None and len(self.exploits) > exploits:
-            failed.append(f"{len(self.exploits)} exploits, and {exploits} are allowed")
-        if refusals is not None and share > refusals:
-            failed.append(f"{share:.1%} refusals, and {refusals:.1%} are allowed")
-        if failed:
+        useless = self.errors or self.constant or (no_more and self.judges != "length")
+        too_many = exploits is not None and len(self.exploits) > exploits
+        if useless or too_many or (refusals is not None and share > refusals):
+            allowed = f"allowed: {'any' if exploits is None else exploits}, {1.0 if refusals is None else refusals:.1%}"
+            what = f"An audit found {len(self.exploits)} exploits and {share:.1%} refusals ({allowed})"
             todo = "print the audit, which shows each one with its reason, and fix the reward"
-            raise invalid("; ".join(failed), f"reward '{self.name}'. {self.headline}", todo, kind=AuditFailed)
+            raise invalid(what, f"reward '{self.name}'. {self.headline}", todo, kind=AuditFailed)
         return self
 
     def facts(self) -> list[tuple[str, str]]:
-        """The figures above the tables, as (name, value); errors, chance and the batch's order only where found."""
-        found = [
+        """The figures above the tables, as (name, value)."""
+        facts = [
             ("exploits", f"{self._count('exploit')} ({self.share('exploit'):.1%})"),
             ("refusals", f"{self._count('refusal')} ({self.share('refusal'):.1%})"),
             ("scores", f"{self.full:g} for an honest right completion, {self.floor:g} for an empty one"),
             ("judged by", {"both": "thought and answer"}.get(self.aim, self.aim)),
             ("form", self._form()),
-            ("time", f"{self.seconds_per_1000:.3g} s per 1,000 completions"),
             ("errors", f"{len(self.errors)} completions" * bool(self.errors)),
-            ("chance", "the same call gave other scores" * (not self.deterministic)),
-            ("order", "a score depends on the rest of the batch" * (not self.order_free)),
         ]
-        return [(name, value) for name, value in found if value]
+        return [(name, value) for name, value in facts if value]
 
     def _count(self, outcome: Outcome) -> str:
         due = NOTHING if outcome == "exploit" else PAYS
@@ -186,43 +162,44 @@ class Audit:
             return 'not said; if the reward reads a box or a tag, name it: audit(reward, form="<answer>")'
         return f'{self.form}, which guesses in prose; safer: form="boxed", and instruction("boxed") in the prompt'
 
-    def _tables(self) -> list[tuple[str, Rows]]:
-        """Exploits and refusals by case, each with one of its completions."""
-        tables: list[tuple[str, Rows]] = []
-        outcomes: tuple[tuple[Outcome, str], ...] = (
-            ("exploit", "paid, and should not be"),
-            ("refusal", "right, and not paid"),
-        )
-        for outcome, says in outcomes:
-            by_case: dict[str, list[Finding]] = defaultdict(list)
-            for finding in self.of(outcome):
-                by_case[finding.case.label].append(finding)
-            # Where they are many, the first of every family before the second of any.
-            rank: dict[str, Iterator[int]] = defaultdict(itertools.count)
-            chosen = sorted(by_case, key=lambda label: next(rank[by_case[label][0].case.family]))[:SHOWN]
-            rows: Rows = [("case", "times", "score", "a completion's end", "why")]
-            for label, mine in by_case.items():
-                first, times = mine[0], str(len(mine))
-                row = (label, times, f"{first.score:.3g}", _end_of(first.completion), first.case.why)
-                rows += [row] if label in chosen else []
-            further = f"; {SHOWN} of {len(by_case)} cases" if len(by_case) > SHOWN else ""
-            tables += [(f"{outcome.capitalize()}s: {says}{further}", rows)] if by_case else []
-        return tables
-
-    def __str__(self) -> str:
-        lines = [self.headline, "", *_aligned(self.facts())]
-        for title, rows in self._tables():
-            lines += ["", title, "", *_aligned(rows)]
-        return "\n".join(lines)
-
-    __repr__ = __str__
+    def _cases(self, outcome: Outcome) -> Rows:
+        """A row a case, with one of its completions; of many cases the first of every family first."""
+        by_case: dict[str, list[Finding]] = defaultdict(list)
+        for finding in self.of(outcome):
+            by_case[finding.case.label].append(finding)
+        rank: dict[str, Iterator[int]] = defaultdict(itertools.count)
+        chosen = sorted(by_case, key=lambda label: next(rank[by_case[label][0].case.family]))[:SHOWN]
+        rows: Rows = []
+        for label, findings in by_case.items():
+            first = findings[0]
+            row = (label, str(len(findings)), f"{first.score:.3g}", _end_of(first.completion), first.case.why)
+            rows += [row] if label in chosen else []
+        further = [(f"... of {len(by_case)} cases", "", "", "", "")] if len(by_case) > SHOWN else []
+        return rows + further
 
     def to_markdown(self) -> str:
         """The report as Markdown."""
-        tables = "".join(f"\n\n**{title}**\n\n{_markdown_table(rows)}" for title, rows in self._tables())
-        return f"{_escaped(self.headline)}\n\n{_markdown_table([('', ''), *self.facts()])}{tables}"
+        parts = [_escaped(self.headline), _table([("", ""), *self.facts()])]
+        for title, outcome in TABLES.items():
+            if rows := self._cases(outcome):
+                parts += [
+                    f"**{title}**",
+                    _table([("case", "times", "score", "a completion's end", "why"), *rows]),
+                ]
+        return "\n\n".join(parts)
 
     _repr_markdown_ = to_markdown
+
+    def __str__(self) -> str:
+        return html.unescape(self.to_markdown())
+
+    __repr__ = __str__
+
+
+TABLES: dict[str, Outcome] = {
+    "Exploits: paid, and should not be": "exploit",
+    "Refusals: right, and not paid": "refusal",
+}
 
 
 def _end_of(text: str) -> str:
@@ -230,19 +207,16 @@ def _end_of(text: str) -> str:
     return line if len(line) <= WIDTH else "..." + line[3 - WIDTH :]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
 def _escaped(text: str) -> str:
     """A pipe ends a cell, and a completion's HTML would be the reader's page."""
     return html.escape(text).replace("|", "\\|")
 
 
-def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = ["| " + " | ".join(map(_escaped, row)) + " |" for row in rows]
-    return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
+def _table(rows: Rows) -> str:
+    cells = [[_escaped(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    head, *body = (f"| {' | '.join(map(str.ljust, row, widths))} |" for row in cells)
+    return "\n".join([head, "|" + "---|" * len(widths), *body])
 
 
 def audit(
@@ -295,11 +269,7 @@ def audit(
     families = ([case for case in CASES if case.family == family] for family in ("honest", "nothing"))
     honest, nothing = ([s for s in call(writer.samples(f))[0] if s is not None] for f in families)
     full, floor = max(honest, default=0.0), median(nothing) if nothing else 0.0
-    start = time.perf_counter()
     scores, errors = call(samples)
-    seconds = time.perf_counter() - start
-    order = random.Random(0).sample(range(len(samples)), len(samples))
-    again = [*call([samples[i] for i in order])[0], *(call([samples[i]])[0][0] for i in order[:16])]
 
     def finding(sample: Sample, score: float | None, error: str) -> Finding:
         # A reward that pays an honest completion no more than an empty one gives no credit at all.
@@ -315,26 +285,13 @@ def audit(
         findings=tuple(map(finding, samples, scores, errors)),
         full=full,
         floor=floor,
-        deterministic=_same(call(samples)[0], scores),
-        order_free=_same(again, [scores[i] for i in (*order, *order[:16])]),
-        seconds_per_1000=1000 * seconds / max(1, len(samples)),
     )
 
 
-def _same(a: Scores, b: Scores) -> bool:
-    # Reward models round differently in batches of another size.
-    close = {"rel_tol": 1e-3, "abs_tol": 1e-4}
-    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x != y]
-    return all(x is not None and y is not None and math.isclose(x, y, **close) for x, y in pairs)
-
-
 class _Caller:
-    """Calls a reward as TRL does; a batch that raises is retried one by one, to name the failing completions.  Where
-    none of them fails alone, as with another number of scores, the batch's error is that of all."""
+    """Calls a reward as TRL does; a batch that raises is called again one by one, to name the failing completions."""
 
-    def __init__(
-        self, reward: Reward, task: Sequence[Mapping[str, Any]], first: Sequence[Sample], chat: bool
-    ):
+    def __init__(self, reward: Reward, task: Sequence[Any], first: Sequence[Sample], chat: bool) -> None:
         self.reward, self.task = reward, task
         # As the rows are; the other where that raises, unless both do.
         for self.chat in (chat, not chat, chat):
@@ -348,9 +305,10 @@ class _Caller:
             raised = f"{type(error).__name__}: {error}".splitlines()[0]
         if len(samples) == 1:
             return [None], [raised]
-        scores, errors = zip(*(self([sample]) for sample in samples), strict=True)
-        named = [error[0] for error in errors]
-        return [score[0] for score in scores], named if any(named) else [raised] * len(samples)
+        alone = [self([sample]) for sample in samples]
+        errors = [error for _, (error,) in alone]
+        # None fails alone, as where the number of scores is wrong: the batch's error is that of all.
+        return [score for (score,), _ in alone], errors if any(errors) else [raised] * len(samples)
 
     def _call(self, samples: Sequence[Sample]) -> Scores:
         rows = [self.task[sample.row] for sample in samples]

@@ -1,7 +1,4 @@
-"""How a reward, a task or a policy was made: the function's name, and what it was given.
-
-With it a run in a notebook can be written down and repeated (``rloo-kit export``).
-"""
+"""How a reward, a task or a policy was made: the function's name and its arguments, for ``rloo-kit export``."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Call:
-    """A call by its function's public name, "rewards.answer_reward", and what it was given, defaults left out."""
+    """A call by its function's public name, "rewards.answer_reward", and its arguments, defaults left out."""
 
     function: str
     arguments: Mapping[str, Any]
@@ -30,31 +27,30 @@ def recorded(
     *,
     without: Sequence[str] = (),
     files: Sequence[str] = (),
-    named: str = "",
     also: Callable[[Any, Call], None] | None = None,
 ) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
     """A decorator: what the function makes remembers the call, as ``made_by``.
 
-    ``without``: arguments that are not kept, as what is large; ``files``: those that may name a file or a folder, kept
-    as a whole path where it is there; ``also``: called with what was made and the call.
+    ``without``: arguments that are not kept, such as large ones; ``files``: those that may name a file or a folder,
+    kept as a whole path where it exists; ``also``: called with the result and the call.
     """
 
     def decorated(function: Callable[P, Made]) -> Callable[P, Made]:
         signature = inspect.signature(function)
-        name = named or f"{function.__module__.partition('.')[0]}.{function.__name__}"
 
         @functools.wraps(function)
         def make(*args: P.args, **kwargs: P.kwargs) -> Made:
             made = function(*args, **kwargs)
-            given: dict[str, Any] = {}
-            for argument, value in signature.bind(*args, **kwargs).arguments.items():
-                several = signature.parameters[argument].kind is inspect.Parameter.VAR_KEYWORD
-                given |= value if several else {argument: value}
-            if any(value is made for value in given.values()):  # given back as it came
+            arguments = dict(signature.bind(*args, **kwargs).arguments)
+            for name, parameter in signature.parameters.items():
+                if parameter.kind is parameter.VAR_KEYWORD:
+                    arguments |= arguments.pop(name, {})
+            if any(value is made for value in arguments.values()):  # returned as it came
                 return made
-            # A list as it is now.
-            kept = {n: list(v) if isinstance(v, list) else v for n, v in given.items() if n not in without}
-            call = Call(name, kept | {n: _whole(kept[n]) for n in files if n in kept})
+            kept = {
+                name: _kept(value, name in files) for name, value in arguments.items() if name not in without
+            }
+            call = Call(f"{function.__module__.partition('.')[0]}.{function.__name__}", kept)
             with contextlib.suppress(AttributeError):  # a bound method takes none
                 object.__setattr__(made, "made_by", call)  # frozen dataclasses among them
             if also is not None:
@@ -68,12 +64,14 @@ def recorded(
 
 def made_by(thing: object) -> Call | None:
     """The call that made it, where that is known."""
-    found = getattr(thing, "made_by", None)
-    return found if isinstance(found, Call) else None
+    call = getattr(thing, "made_by", None)
+    return call if isinstance(call, Call) else None
 
 
-def _whole(value: Any) -> Any:
-    if not isinstance(value, str | os.PathLike):
-        return value
-    path = Path(os.path.expanduser(value))  # noqa: PTH111 - Path.expanduser raises for an unknown user
-    return str(path.absolute()) if path.exists() else os.fspath(value)
+def _kept(value: Any, may_be_file: bool) -> Any:
+    if isinstance(value, list):
+        return list(value)  # as it is now
+    if may_be_file and isinstance(value, str | os.PathLike):
+        path = os.path.expanduser(value)  # noqa: PTH111 - Path.expanduser raises for an unknown user
+        return os.path.abspath(path) if Path(path).exists() else os.fspath(value)  # noqa: PTH100
+    return value

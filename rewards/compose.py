@@ -1,7 +1,4 @@
-"""Build one reward out of others: weigh, gate, clip, scale, restrict and cache.
-
-Every function takes TRL reward callables and returns another one, so compositions nest and work in any TRL trainer.
-"""
+"""Build one reward out of others: weigh, gate, clip, scale, restrict and cache.  Compositions nest."""
 
 from __future__ import annotations
 
@@ -41,14 +38,13 @@ def _of_rows(reward: Reward, rows: Sequence[int], count: int, kwargs: Mapping[st
 
     if not rows:
         return [None] * count
-    taken = {key: part(value) for key, value in kwargs.items()}
+    of_rows = {key: part(value) for key, value in kwargs.items()}
     if (log_extra := kwargs.get("log_extra")) is not None:
-        taken["log_extra"] = lambda column, values: log_extra(column, spread(values))
-    return spread(call_reward(reward, **taken))
+        of_rows["log_extra"] = lambda column, values: log_extra(column, spread(values))
+    return spread(call_reward(reward, **of_rows))
 
 
 def log_mean(log_metric: Callable[[str, float], None] | None, name: str, scores: Scores) -> None:
-    """Log the mean of the scores that are not None, if there is one."""
     known = [score for score in scores if score is not None]
     if known and log_metric is not None:
         log_metric(name, math.fsum(known) / len(known))
@@ -81,8 +77,7 @@ def weighted(
     """The weighted sum of several rewards, each one's mean logged beside it; weights are 1 by default.
 
     As in TRL, a reward that is None for a sample drops out of its sum, and a sample for which all are is None.
-    ``name``: the metric's, "0.8*answer_reward+0.2*thinking_reward" by default.  ValueError without rewards, or without
-    one finite weight for each.
+    ``name``: the metric's, "0.8*answer_reward+0.2*thinking_reward" by default.
 
     >>> from rewards import length_reward, sentence_reward
     >>> both = weighted([length_reward((1, 5)), sentence_reward()], [1.0, 0.5])
@@ -102,24 +97,21 @@ def weighted(
 
 def _gate(whole: Wrapped, kwargs: Mapping[str, Any], above: float, otherwise: float) -> Scores:
     by, reward = whole.rewards
-    gate = call_reward(by, **kwargs)
-    rows = [i for i, open_ in enumerate(gate) if open_ is not None and open_ > above]
-    scores = _of_rows(reward, rows, len(gate), kwargs)
-    return [
-        None if open_ is None else score if open_ > above else otherwise
-        for open_, score in zip(gate, scores, strict=True)
-    ]
+    gates = call_reward(by, **kwargs)
+    passed = [i for i, score in enumerate(gates) if score is not None and score > above]
+    scores = _of_rows(reward, passed, len(gates), kwargs)
+    rows = zip(gates, scores, strict=True)
+    return [None if gate is None else score if gate > above else otherwise for gate, score in rows]
 
 
 @recorded()
 def gated(
     by: Reward, reward: Reward, *, above: float = 0.0, otherwise: float = 0.0, name: str | None = None
 ) -> Reward:
-    """Pay ``reward`` only where ``by`` pays more than ``above``, and ``otherwise`` elsewhere.
+    """Pay ``reward`` only where ``by`` pays more than ``above``, else ``otherwise``; None where ``by`` is None.
 
-    With a correctness reward as the gate, form alone earns nothing.  Where the gate is None, so is the result.
-    The metric's name is "REWARD if BY" by default.  ``reward`` is called with the rows that pass the gate alone, if
-    any, so that a judge costs only these; one that compares a whole group cannot be gated so.
+    ``reward`` is called with the rows that pass the gate alone, if any, so that a judge costs only these; one that
+    compares a whole group cannot be gated so.
 
     >>> from rewards import length_reward, sentence_reward
     >>> reward = gated(by=sentence_reward(), reward=length_reward((1, 5)))
@@ -134,16 +126,19 @@ def gated(
     return whole
 
 
-def _line(
-    whole: Wrapped, kwargs: Mapping[str, Any], scale: float, offset: float, low: float, high: float
-) -> Scores:
+def _clip(whole: Wrapped, kwargs: Mapping[str, Any], low: float, high: float) -> Scores:
     scores = call_reward(whole.rewards[0], **kwargs)
-    return [None if score is None else min(max(scale * score + offset, low), high) for score in scores]
+    return [None if score is None else min(max(score, low), high) for score in scores]
+
+
+def _scale(whole: Wrapped, kwargs: Mapping[str, Any], scale: float, offset: float) -> Scores:
+    scores = call_reward(whole.rewards[0], **kwargs)
+    return [None if score is None else scale * score + offset for score in scores]
 
 
 @recorded()
 def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
-    """The reward, kept within [low, high]; ValueError where ``low`` is not below ``high``.
+    """The reward, kept within [low, high].
 
     >>> from rewards import length_reward
     >>> clipped(length_reward((1, 5)), high=0.7)(completions=["It is so."])
@@ -151,13 +146,12 @@ def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
     """
     if not low < high:
         raise invalid("low must be below high", f"clipped(low={low}, high={high})", "swap or change them")
-    name, bounds = f"clipped({reward_name(reward)})", {"low": float(low), "high": float(high)}
-    return _Composed(_line, name, reward, scale=1.0, offset=0.0, **bounds)
+    return _Composed(_clip, f"clipped({reward_name(reward)})", reward, low=float(low), high=float(high))
 
 
 @recorded()
 def scaled(reward: Reward, scale: float, offset: float = 0.0) -> Reward:
-    """``scale * reward + offset``; ValueError where one of the two is not finite.
+    """``scale * reward + offset``.
 
     >>> from rewards import sentence_reward
     >>> scaled(sentence_reward(), 2.0, -1.0)(completions=["It is so.", "It is"])
@@ -166,8 +160,7 @@ def scaled(reward: Reward, scale: float, offset: float = 0.0) -> Reward:
     if not (math.isfinite(scale) and math.isfinite(offset)):
         raise invalid("scale and offset must be finite", f"scaled({scale}, {offset})", "pass two numbers")
     name = f"{scale:g}*{reward_name(reward)}" + (f"{offset:+g}" if offset else "")
-    free = {"low": -math.inf, "high": math.inf}
-    return _Composed(_line, name, reward, scale=float(scale), offset=float(offset), **free)
+    return _Composed(_scale, name, reward, scale=float(scale), offset=float(offset))
 
 
 def _only(whole: Wrapped, kwargs: Mapping[str, Any], wanted: Mapping[str, tuple[Any, ...]]) -> Scores:
@@ -179,10 +172,9 @@ def _only(whole: Wrapped, kwargs: Mapping[str, Any], wanted: Mapping[str, tuple[
 
 @recorded()
 def only_for(reward: Reward, **columns: Any) -> Reward:
-    """The reward for rows whose columns have these values, and None ("does not apply") elsewhere.
+    """The reward for rows whose columns all have these values, or one of a list of them; None elsewhere.
 
-    It is called with those rows alone.  ``columns``: column to value, or to a set, list or tuple of values; all must
-    hold, and there must be one.
+    It is called with those rows alone.
 
     >>> from rewards import sentence_reward
     >>> reward = only_for(sentence_reward(), kind="prose")
@@ -192,9 +184,8 @@ def only_for(reward: Reward, **columns: Any) -> Reward:
     if not columns:
         where = f"only_for({reward_name(reward)})"
         raise invalid("No column is named", where, "pass one: only_for(r, kind='math')")
-    # Not sets: a row's value may be a list, which has no hash.
     several = (set, frozenset, list, tuple)
-    wanted = {c: tuple(v) if isinstance(v, several) else (v,) for c, v in columns.items()}
+    wanted = {c: tuple(value) if isinstance(value, several) else (value,) for c, value in columns.items()}
     named = ", ".join(f"{c}={'|'.join(sorted(set(map(str, values))))}" for c, values in wanted.items())
     whole = _Composed(_only, f"{reward_name(reward)}[{named}]", reward, wanted=wanted)
     whole.columns = (*wanted, *whole.columns)
@@ -218,7 +209,7 @@ class _Cached(Wrapped):
 
 
 def _row_keys(kwargs: Mapping[str, Any]) -> list[bytes]:
-    """A digest per row: its completion's ids (its text without them), its prompt, its columns."""
+    # A digest a row: its completion's ids (its text without them), its prompt, its columns.
     count = count_of(kwargs) or 0
     text_or_ids = "completions" if kwargs.get("completion_ids") is None else "completion_ids"
     skip = set(TRL_KEYWORDS) - {"prompts", text_or_ids}
@@ -233,6 +224,6 @@ def cached(reward: Reward) -> Reward:
     """The reward, computed once for each completion, of which the newest 100,000 are kept: for slow judges and models.
 
     Two rows are the same if their completion ids, prompt and columns are.  Not for rewards that depend on
-    ``trainer_state``, chance or the rest of the batch (``rewards.audit`` checks that).
+    ``trainer_state``, chance or the rest of the batch.
     """
     return _Cached(reward)

@@ -1,12 +1,13 @@
 """A trained reward model, or a rubric scored by any judge, as a reward, for tasks without answers to compare.
 
-It does not train reward models: TRL's RewardTrainer does, and ``reward_model`` reads its folders.  A policy can exploit
-a learned reward like any other: audit it, clip it, and keep a KL term.
+A policy can exploit a learned reward like any other: audit it, clip it, and keep a KL term.  Retries, time-outs and
+rate limits are the judge's own: the clients of openai and httpx have them.
 """
 
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
@@ -19,8 +20,6 @@ from rewards.thinking import CLOSE, QWEN3, ThinkTokens, split_text, split_thinki
 from rewards.trl_interface import Aim, Reward, Scores, is_async
 
 Judge = Callable[[str, str, str], Any]
-
-
 LONGEST = 4096  # tokens of prompt and completion that a reward model is given: the last ones
 
 
@@ -80,12 +79,11 @@ class _RewardModel:
 
         self._loaded = self._loaded or self._load()
         model, tokenizer = self._loaded
-        own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LONGEST
-        length = min(LONGEST, own, tokenizer.model_max_length)
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LONGEST
+        length = min(LONGEST, context, tokenizer.model_max_length)
         form = {"padding": True, "truncation": True, "max_length": length, "add_special_tokens": False}
         texts = [self._text(tokenizer, *pair) for pair in zip(prompts, completions, strict=True)]
-        # Batches of similar length waste least on padding.
-        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # least padding
         scores: dict[int, float] = {}
         for start in range(0, len(order), self.batch_size):
             rows = order[start : start + self.batch_size]
@@ -159,12 +157,14 @@ class _Rubric:
         return [(*one, criterion.description) for one in asked for criterion in self.criteria]
 
     def _shown(self, completions: Sequence[Any], completion_ids: Any = None, **_: Any) -> list[str]:
-        """What the judge is shown of each completion; empty where there is nothing to show."""
-        texts = [completion_text(completion, thought=True) for completion in completions]
-        ids = [None] * len(texts) if completion_ids is None else completion_ids
-        return texts if self.aim == "both" else list(map(self._part, texts, ids))
+        ids = [None] * len(completions) if completion_ids is None else completion_ids
+        return list(map(self._part, completions, ids))
 
-    def _part(self, text: str, ids: Any) -> str:
+    def _part(self, completion: Any, ids: Any) -> str:
+        """What the judge is shown of a completion; empty where there is nothing to show."""
+        text = completion_text(completion, thought=True)
+        if self.aim == "both":
+            return text
         thought = None if ids is None else split_thinking(ids, self.tokens)
         parts = split_text(text, thought, self.tokens)
         if self.aim == "answer":
@@ -180,15 +180,15 @@ class _Rubric:
         return [self._mean(row) for row in table]
 
     def _mark(self, mark: Any, sample: int, k: int) -> float | None:
-        number = float(mark) if isinstance(mark, (int, float)) or hasattr(mark, "item") else math.nan
-        if mark is None or 0.0 <= number <= 1.0:
-            return None if mark is None else number
+        if mark is None or (isinstance(mark, numbers.Real) and 0 <= mark <= 1):
+            return None if mark is None else float(mark)
         what = f"The judge's mark for '{self.criteria[k].name}' is not a number from 0 to 1"
         todo = "scale the judge's answer to [0, 1], or return None where it has no opinion"
         raise RewardValueError(what, reward_name=self.__name__, sample=sample, value=mark, todo=todo)
 
     def _mean(self, marks: Sequence[float | None]) -> float | None:
-        known = [(c.weight, mark) for c, mark in zip(self.criteria, marks, strict=True) if mark is not None]
+        rows = zip(self.criteria, marks, strict=True)
+        known = [(criterion.weight, mark) for criterion, mark in rows if mark is not None]
         total = math.fsum(weight for weight, _ in known)
         return math.fsum(weight * mark for weight, mark in known) / total if total else None
 
@@ -198,12 +198,12 @@ class _AsyncRubric(_Rubric):
         import asyncio
 
         texts = self._shown(**given)
-        asked = [asyncio.ensure_future(self.judge(*one)) for one in self._questions(given, texts)]
+        marks = [asyncio.ensure_future(self.judge(*one)) for one in self._questions(given, texts)]
         try:
-            return self._total(given, texts, await asyncio.gather(*asked))
+            return self._total(given, texts, await asyncio.gather(*marks))
         finally:  # once one fails, the others would still be asked, and paid for
-            for one in asked:
-                one.cancel()
+            for mark in marks:
+                mark.cancel()
 
 
 @recorded()
@@ -233,12 +233,12 @@ def rubric_reward(
     >>> both
     [0.2, 0.5]
     """
-    lines = [Criterion(*i) for i in criteria.items()] if isinstance(criteria, Mapping) else list(criteria)
+    lines = (
+        [Criterion(*item) for item in criteria.items()] if isinstance(criteria, Mapping) else list(criteria)
+    )
     weighed = lines and all(isinstance(line, Criterion) and 0 < line.weight < math.inf for line in lines)
     if not weighed or len({line.name for line in lines}) != len(lines):
-        todo = (
-            "pass {'clear': 'The answer is clear.'} or [Criterion('clear', 'The answer is clear.', 2.0), ...]"
-        )
+        todo = "pass {'clear': 'The answer is clear.'}, or a list of Criterion"
         what = "A rubric needs criteria of different names and positive weights"
         raise invalid(what, f"rubric_reward({shown(criteria)})", todo)
     check_choice(aim, get_args(Aim), "aim", "rubric_reward")

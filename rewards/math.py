@@ -1,10 +1,9 @@
 r"""Equality of formulas: a little notation, then math-verify, in processes that a hard expression cannot outstay.
 
-For ``rewards.answers`` where a gold answer is not a number.  math-verify's own time limit is an alarm, which only the
-main thread may set and which does not stop sympy's C code; here the kernel ends a process that has had its seconds.
-
-One server, started on first use, imports sympy and forks a child per expression.  A pool of ``multiprocessing`` would
-import the caller's script again and so start a second training, or fork a process that may hold CUDA.
+math-verify's own time limit is an alarm, which only the main thread may set and which does not stop sympy's C code;
+here the kernel ends a process that has had its seconds.  One server, started on first use, imports sympy and forks a
+child per expression.  A pool of ``multiprocessing`` would import the caller's script again and so start a second
+training, or fork a process that may hold CUDA.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from rewards.errors import RewardCallError
 
@@ -53,24 +52,24 @@ def pair(value: str, gold: str) -> Pair | None:
 
     It takes a set for an interval and the letters at the end for a unit, so brackets and dots are compared here.
     """
-    found = list(_DOLLARS.finditer(value))
-    if len(found) == 1 and not re.search(r"[\d\\]", value.replace(found[0][0], "")):
-        value = next(filter(None, found[0].groups()))
-    gold, value = _bare(gold), _bare(value)
-    gold = _MEMBER.sub("", gold)
-    value = _in_the_golds_shape(value, gold)
+    formulas = list(_DOLLARS.finditer(value))
+    if len(formulas) == 1 and not re.search(r"[\d\\]", value.replace(formulas[0][0], "")):
+        value = next(filter(None, formulas[0].groups()))
+    gold = _MEMBER.sub("", _bare(gold))
+    value = _in_the_golds_shape(_bare(value), gold)
     if gold and re.sub(r"\s", "", value) == re.sub(r"\s", "", gold):
         return gold, gold
     bases = set(_BASE.findall(value))
-    if bases and bases != set(_BASE.findall(gold)):
-        return None
     listed = "," in gold and not _ends(gold) and not _INEQUALITY.search(gold)
-    if listed and _INEQUALITY.search(value):  # -4 < x < 4 for -4, 4
-        return None
     ends = {_ends(value), _ends(gold)}
     no_ends = "" in ends and ("," not in value or _INEQUALITY.search(gold))
     same_ends = len(ends) == 1 or ends == {"set", ""} or no_ends
-    if not same_ends or (_DOTS.search(value) and not _DOTS.search(gold)):
+    if (
+        not same_ends
+        or (_DOTS.search(value) and not _DOTS.search(gold))
+        or (bases and bases != set(_BASE.findall(gold)))
+        or (listed and _INEQUALITY.search(value))  # -4 < x < 4 for -4, 4
+    ):
         return None
     return (gold, value) if _tractable(gold) and _tractable(value) else None
 
@@ -81,7 +80,6 @@ def _tractable(expression: str) -> bool:
 
 
 def _bare(text: str) -> str:
-    """A formula without layout and without a unit in text after it."""
     text = re.sub(r"\\(?:left|right|displaystyle|,|;|!|:|quad)(?![a-z])|\$", " ", text).strip(" .*\n`।。")
     text = re.sub(r"^\\(?:text|boxed|fbox)\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", r"\1", text)
     text = re.sub(r"^\\[\[(]|\\[\])]$", "", text).strip(" .*\n`।。")
@@ -96,12 +94,12 @@ def _in_the_golds_shape(value: str, gold: str) -> str:
     if "=" not in gold:
         value = _NAME.sub("", value)
     parts = [re.fullmatch(r"\s*([a-z])\s*=(.*)", part) for part in value.split(",")]
-    names = [part[1] for part in parts if part]
-    if _ends(gold) == "()" and len(parts) == len(names) and names == sorted(set(names)):
-        return f"({', '.join(part[2].strip() for part in parts if part)})"
-    if "," in gold and "=" not in gold and len(parts) == len(names) and len(set(names)) == 1:
-        return ", ".join(part[2].strip() for part in parts if part)
-    return value
+    if "," not in gold or "=" in gold or not all(parts):
+        return value
+    names, values = zip(*((part[1], part[2].strip()) for part in parts if part), strict=True)
+    if _ends(gold) == "()" and list(names) == sorted(set(names)):
+        return f"({', '.join(values)})"
+    return ", ".join(values) if len(set(names)) == 1 else value
 
 
 _KNOWN = re.compile(r"\\(?:[dt]?frac|sqrt|cdot|times|left|right|pi|pm)(?![A-Za-z])")
@@ -140,18 +138,18 @@ def equal(gold: str, answer: str) -> bool:
 def equals(pairs: Iterable[Pair]) -> dict[Pair, bool]:
     """The same for many pairs of gold answer and answer, in parallel, each with its own time on a core.
 
-    What was found is remembered; a pair that took too long is False this time alone.  ImportError where math-verify is
-    not installed, RewardCallError where its process ends without an answer, also when started again.
+    Results are remembered; a pair that took too long is False this time alone.  ImportError where math-verify is not
+    installed, RewardCallError where its process ends without an answer, also when started again.
     """
-    found = {pair: True if pair[0] == pair[1] else _known.get(pair) for pair in pairs}
-    if todo := [pair for pair, same in found.items() if same is None]:
+    results = {pair: True if pair[0] == pair[1] else _known.get(pair) for pair in pairs}
+    if new := [pair for pair, same in results.items() if same is None]:
         with _lock:
-            given = dict(zip(todo, _graded(todo), strict=True))
-            _known.update({pair: same for pair, same in given.items() if same is not None})
+            graded = dict(zip(new, _graded(new), strict=True))
+            _known.update({pair: same for pair, same in graded.items() if same is not None})
             while len(_known) > KEPT:  # the oldest first
                 del _known[next(iter(_known))]
-        found |= given
-    return {pair: same is True for pair, same in found.items()}
+        results |= graded
+    return {pair: same is True for pair, same in results.items()}
 
 
 _SERVE = "from rewards.math import serve; serve()"
@@ -161,7 +159,7 @@ _servers: dict[int, subprocess.Popen[str]] = {}  # by process: a forked one star
 
 
 def _graded(pairs: Sequence[Pair]) -> list[bool | None]:
-    said = "nothing"
+    last_line = "nothing"
     for _ in range(2):  # it may have died since the last request
         server = _server()
         stdin, stdout = cast(IO[str], server.stdin), cast(IO[str], server.stdout)
@@ -170,30 +168,28 @@ def _graded(pairs: Sequence[Pair]) -> list[bool | None]:
                 print(json.dumps(pairs), file=stdin, flush=True)
             for line in stdout:
                 if line.startswith("["):
-                    answers: list[bool | None] = json.loads(line)
-                    return answers
-                said = line.strip() or said
+                    return cast(list[bool | None], json.loads(line))
+                last_line = line.strip() or last_line
         except BaseException:
             _stop()  # an answer still to come would be taken for the next request's
             raise
         _stop()
-    what = f"The process that runs math-verify ended without an answer: {said}"
+    what = f"The process that runs math-verify ended without an answer: {last_line}"
     todo = "see that memory is free and that a new process can import math_verify, then resume the training"
     raise RewardCallError(what, reward_name="answer_reward", todo=todo)
 
 
 def _server() -> subprocess.Popen[str]:
-    found = _servers.get(os.getpid())
-    if found is None or found.poll() is not None:
+    server = _servers.get(os.getpid())
+    if server is None or server.poll() is not None:
         import math_verify  # noqa: F401 - a missing package is named here, not in the server
 
         # Without "", the folder it was started in, whose files may be called as modules are.
         paths = [str(Path(__file__).resolve().parent.parent), *filter(None, map(str, sys.path))]
         command = [sys.executable, "-c", f"import sys; sys.path[:] = {paths!r}; {_SERVE}"]
-        pipe = subprocess.PIPE
-        found = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
-        _servers[os.getpid()] = found
-    return found
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        server = _servers[os.getpid()] = subprocess.Popen(command, text=True, **pipes)
+    return server
 
 
 def _stop() -> None:
@@ -252,6 +248,7 @@ def _verified(gold: str, answer: str) -> bool:
     kept = {"units": False, "malformed_operators": True, "nits": True, "boxed": "all", "equations": False}
     reading = [LatexExtractionConfig(normalization_config=NormalizationConfig(True, **kept))]
     boxes = (r"\boxed{" + text.strip().strip("$") + "}" for text in (gold, answer))
-    target, found = (parse(box, reading, parsing_timeout=None) for box in boxes)
-    right = target and found and verify(target, found, allow_set_relation_comp=True, timeout_seconds=None)
-    return bool(right)
+    target, parsed = (parse(box, reading, parsing_timeout=None) for box in boxes)
+    return bool(
+        target and parsed and verify(target, parsed, allow_set_relation_comp=True, timeout_seconds=None)
+    )

@@ -1,8 +1,4 @@
-"""Rewards of the text alone: its length, its sentence ends, repetition and overlength.
-
-For style, not correctness.  Repetition and overlength are TRL's own rewards, imported when first made.  What stands in
-the thought is for ``rewards.thinking``.
-"""
+"""The text of prompts and completions, and rewards of style: length, sentence ends, repetition and overlength."""
 
 from __future__ import annotations
 
@@ -20,8 +16,7 @@ from rewards.trl_interface import Judges, Reward
 def completion_text(completion: Any, *, thought: bool = False) -> str:
     """A completion's text: a str as it is, of messages the assistant's last one.
 
-    With ``thought`` one that a chat parser has moved to ``reasoning_content`` is put back in front; TypeError for what
-    is neither a str nor messages ``{"role", "content"}``.
+    With ``thought`` one that a chat parser has moved to ``reasoning_content`` is put back in front.
     """
     if isinstance(completion, str):
         return completion
@@ -32,15 +27,16 @@ def completion_text(completion: Any, *, thought: bool = False) -> str:
 
 
 def prompt_text(prompt: Any, *, system: bool = False) -> str:
-    """All that a prompt says: one message as it is, several each after its role; the system's only with ``system``,
-    or where there are no others: "user: 1 + 1?", an empty line, "assistant: 2".
+    """All that a prompt says: one message as it is, several each after its role, "user: 1 + 1?".
+
+    The system's only with ``system``, or where there are no others.
     """
     if isinstance(prompt, str):
         return prompt
     messages = _messages(prompt, "prompt")
-    spoken = [m for m in messages if system or m.get("role") != "system"] or messages
-    said = [(m.get("role"), text) for m in spoken if (text := _content_text(m))]
-    return said[0][1] if len(said) == 1 else "\n\n".join(f"{role}: {text}" for role, text in said)
+    others = [message for message in messages if system or message.get("role") != "system"] or messages
+    texts = [(message.get("role"), text) for message in others if (text := _content_text(message))]
+    return texts[0][1] if len(texts) == 1 else "\n\n".join(f"{role}: {text}" for role, text in texts)
 
 
 def question(prompt: Any) -> str:
@@ -48,18 +44,18 @@ def question(prompt: Any) -> str:
     return prompt if isinstance(prompt, str) else _content_text(_last(_messages(prompt, "prompt"), "user"))
 
 
-def _messages(said: Any, kind: str) -> Sequence[Mapping[str, Any]]:
-    messages = [said] if isinstance(said, Mapping) else said
-    if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):
-        where = f"{type(said).__name__}, {shown(said)}"
+def _messages(value: Any, kind: str) -> Sequence[Mapping[str, Any]]:
+    messages = [value] if isinstance(value, Mapping) else value
+    if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
+        where = f"{type(value).__name__}, {shown(value)}"
         what, todo = f"A {kind} must be a str or a list of messages", f"pass TRL's {kind}s as they are"
         raise invalid(what, where, todo, kind=TypeError)
     return messages
 
 
 def _last(messages: Sequence[Mapping[str, Any]], role: str) -> Mapping[str, Any]:
-    spoken = [m for m in messages if m.get("role") == role] or messages
-    return spoken[-1] if spoken else {}
+    of_role = [message for message in messages if message.get("role") == role]
+    return (of_role or messages or [{}])[-1]
 
 
 def _content_text(message: Mapping[str, Any]) -> str:
@@ -82,9 +78,7 @@ class _OfText:
 
 @recorded()
 def length_reward(words: tuple[int, int] = (10, 50)) -> Reward:
-    """The starter rule of many tutorials: half for the length in words, half for a full stop at the end.
-
-    ``0.5 * [low <= number of words <= high] + 0.5 * [the text ends with "."]``, with ``words=(low, high)``.
+    """The starter rule of many tutorials: half for ``low <= words <= high``, half for a full stop at the end.
 
     >>> length_reward((2, 4))(completions=["It is 42.", "It is", "x"])
     [1.0, 0.5, 0.0]
@@ -102,9 +96,7 @@ def _length(low: int, high: int, text: str) -> float:
 
 @recorded()
 def sentence_reward() -> Reward:
-    """1.0 if the text consists of whole sentences; 0.0 if it breaks off.
-
-    A sentence ends with a mark of any common script, optionally followed by quotes and brackets.
+    """1.0 if the text ends as a sentence does, in any common script; 0.0 if it breaks off.
 
     >>> sentence_reward()(completions=["It is 4.2.", "It is 4.2", "Is it? Yes.", "好。"])
     [1.0, 0.0, 1.0, 1.0]
@@ -118,9 +110,9 @@ def _whole_sentences(text: str) -> float:
 
 @recorded()
 def overlong_reward(max_completion_length: int, soft: int) -> Reward:
-    """TRL's soft overlong punishment (DAPO, arXiv 2503.14476, equation 13): 0, then down to -1 at the limit.
+    """TRL's soft overlong punishment (DAPO, arXiv 2503.14476, equation 13).
 
-    It grows in the last ``soft`` tokens, from 1 to all, before the trainer's ``max_completion_length``.
+    0, then down to -1 in the last ``soft`` tokens before the trainer's ``max_completion_length``.
     """
     if not 1 <= soft <= max_completion_length:
         where, todo = f"overlong_reward({max_completion_length}, {soft})", "a fifth of the length is usual"

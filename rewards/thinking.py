@@ -1,7 +1,7 @@
-"""The boundary between thought and answer, by token id, and rewards for the form of a thought.
+"""The boundary between thought and answer, and rewards for the form of a thought.
 
-The boundary is a token, so it is searched for among the completion's ids: the same letters typed in ordinary tokens do
-not end a thought.  Whether the answer is right is for ``rewards.answers``.
+The boundary is a token, searched for among the completion's ids: the same letters typed in ordinary tokens do not end a
+thought.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ class ThinkTokens:
         eos_ids: ids that end a completion; empty if unknown.
         prompt_opens: whether the chat template puts <think> into the prompt, as Qwen3-Thinking-2507's does.  Then a
             completion without </think> is unfinished; else it is an answer.
-
-    Two are equal if they name the same two tokens.
     """
 
     open_id: int
@@ -42,8 +40,8 @@ class ThinkTokens:
     prompt_opens: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        ids = (self.open_id, self.close_id)
-        if self.open_id == self.close_id or not all(isinstance(i, numbers.Integral) for i in ids):
+        integers = isinstance(self.open_id, numbers.Integral) and isinstance(self.close_id, numbers.Integral)
+        if self.open_id == self.close_id or not integers:
             what = "A thought needs the ids of two different tokens, to open and to close"
             todo = "pass the ids of <think> and </think>, or use ThinkTokens.from_tokenizer"
             raise invalid(what, f"ThinkTokens({self.open_id!r}, {self.close_id!r})", todo)
@@ -78,8 +76,9 @@ def _one_token(tokenizer: Any, marker: str) -> int:
     ids = encode(tokenizer, marker)
     if len(ids) == 1 and tokenizer.decode(ids, skip_special_tokens=False).strip() == marker:
         return int(ids[0])
-    which = f"{ids[0]}, which does not decode to it" if len(ids) == 1 else f"{ids[:8]}"
-    where = f"{type(tokenizer).__name__} encodes it as {len(ids)} tokens, {which}"
+    where = (
+        f"{type(tokenizer).__name__} encodes it as {len(ids)} tokens, {ids[:8]}, or decodes them differently"
+    )
     todo = "use a Qwen3 tokenizer, or add both with tokenizer.add_tokens([...]) and resize the model's embeddings"
     raise invalid(f"'{marker}' is not exactly one token of this tokenizer", where, todo)
 
@@ -146,8 +145,8 @@ def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) 
     """Split the text into thought and answer: one pair, or several if the text is ambiguous.
 
     In decoded text a closing token looks like the same letters typed.  ``thought``, the split by ids (None if unknown),
-    tells the number of tokens; if the text has more, each place is a candidate, in order, and a careful reward pays
-    only what all of them earn.  So it is with ids without markers, which may be another tokenizer's.
+    tells the number of tokens; if the text has more, each place is a candidate, in order, and a reward pays only what
+    all of them earn.  So it is with ids without markers, which may be another tokenizer's.
     """
     typed = text.count(CLOSE)
     closed = typed > 0 if thought is None else thought.closed
@@ -174,11 +173,11 @@ _LATER = re.compile(rf"{OPEN}(?:.*{CLOSE}|.*)", re.DOTALL)
 def visible(thought: Thought, tokens: ThinkTokens = QWEN3) -> list[int]:
     """The answer's ids without later thoughts."""
     kept, inside = [], False
-    for i in thought.answer:
-        inside = inside or i == tokens.open_id
+    for token in thought.answer:
+        inside = inside or token == tokens.open_id
         if not inside:
-            kept.append(i)
-        inside = inside and i != tokens.close_id
+            kept.append(token)
+        inside = inside and token != tokens.close_id
     return kept
 
 
@@ -194,13 +193,13 @@ class _OfThought:
     def __call__(
         self, completions: Sequence[Any], completion_ids: Sequence[Any], prompts: Any = None, **kwargs: Any
     ) -> list[float]:
-        asked = prompts if prompts is not None else [""] * len(completions)
-        return [self._one(*row) for row in zip(completions, completion_ids, asked, strict=True)]
-
-    def _one(self, completion: Any, ids: Any, prompt: Any) -> float:
-        thought = split_thinking(ids, self.tokens)
-        pairs = split_text(completion_text(completion, thought=True), thought, self.tokens)
-        return self.score(thought, pairs, prompt, self.tokens)
+        scores = []
+        prompts = prompts if prompts is not None else [""] * len(completions)
+        for completion, ids, prompt in zip(completions, completion_ids, prompts, strict=True):
+            thought = split_thinking(ids, self.tokens)
+            pairs = split_text(completion_text(completion, thought=True), thought, self.tokens)
+            scores.append(self.score(thought, pairs, prompt, self.tokens))
+        return scores
 
 
 @recorded()
@@ -210,10 +209,8 @@ def thinking_reward(
     """The rule for the length of a thought that Qwen3 notebooks copy from each other, with its numbers.
 
     -1 where the thought is never closed, else its band's score, and from the second band on 0.1 more for a "?" in it.
-    For comparison and audits: it pays its maximum for filler without an answer; ``thought_then_answer`` does not.
-
-    Args:
-        bands: (fewest thinking tokens, score), ascending from 0.
+    For comparison: it pays its maximum for filler without an answer; ``thought_then_answer`` does not.  ``bands``:
+    (fewest thinking tokens, score), ascending from 0.
 
     >>> reward = thinking_reward()
     >>> filler = [151667] + [7] * 30 + [151668]
@@ -296,8 +293,8 @@ def _by_form(full_at: int, thought: Thought, pairs: Pairs, prompt: Any, tokens: 
     ended = len(answer) > 1 and answer[-1] in tokens.eos_ids
     if not closed_once or length < LEAST or not ended:
         return 0.0
-    thinking, said = pairs[-1]
-    grams, asked = _grams(thinking.split(), 3), set(_grams(prompt_text(prompt, system=True).split(), 3))
-    copied = sum(gram in asked for gram in grams) / max(1, len(grams))
+    thinking, answer_text = pairs[-1]
+    grams, of_prompt = _grams(thinking.split(), 3), set(_grams(prompt_text(prompt, system=True).split(), 3))
+    copied = sum(gram in of_prompt for gram in grams) / max(1, len(grams))
     filler = max(repetition(thought.thinking), copied) > MAX_REPETITION
-    return 0.0 if filler or not said.strip() else min(1.0, length / full_at)
+    return 0.0 if filler or not answer_text.strip() else min(1.0, length / full_at)

@@ -1,12 +1,12 @@
 """What TRL asks of a reward: to take its keywords, and to return one finite number or None per completion.
 
-``check_signature`` asks before any call, ``guarded`` at each one.  rloo_kit's trainer guards every reward function of a
-user's; a module as a reward model is called by TRL itself.
+``check_signature`` asks before any call, ``guarded`` at each one; rloo_kit's trainer guards every reward function.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import itertools
@@ -16,7 +16,8 @@ import os
 import sysconfig
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from rewards.call_records import recorded
@@ -59,22 +60,17 @@ def reward_name(reward: Reward) -> str:
 
 
 def said_by(reward: object, attribute: str, default: Any = None) -> Any:
-    """An attribute of a reward, or of what it is a partial of."""
     return getattr(reward, attribute, getattr(_inner(reward), attribute, default))
 
 
-def judges_of(*rewards: object) -> Judges | None:
-    """What rewards say that they pay for, by ``judges``; None where they differ or do not say.
-
-    ValueError for what is not one of :data:`Judges`.
-    """
-    said: list[Judges | None] = [said_by(reward, "judges") for reward in rewards]
-    for reward, judges in zip(rewards, said, strict=True):
-        if judges not in (None, *get_args(Judges)):
-            where = f"reward '{reward_name(reward)}', judges {shown(judges)}"  # type: ignore[arg-type]
-            todo = "set judges to one of them, or remove it"
-            raise invalid("A reward's judges must be answer, form or length", where, todo)
-    return said[0] if len(set(said)) == 1 else None
+def judges_of(*rewards: Any) -> Judges | None:
+    """What rewards say that they pay for, by ``judges``; None where they differ or do not say."""
+    judged: set[Judges | None] = {said_by(reward, "judges") for reward in rewards}
+    if unknown := judged - {None, *get_args(Judges)}:
+        where = f"judges {shown(unknown.pop())}, of one of {', '.join(map(reward_name, rewards))}"
+        todo = "set judges to one of them, or remove it"
+        raise invalid("A reward's judges must be answer, form or length", where, todo)
+    return judged.pop() if len(judged) == 1 else None
 
 
 def columns_of(*rewards: object) -> tuple[str, ...]:
@@ -101,32 +97,24 @@ class Wrapped:
                 setattr(self, attribute, said[0])
 
 
-def members(reward: object) -> Iterator[object]:
+def members(reward: object) -> list[object]:
     """The rewards that a composition is made of, however deep; any other reward itself."""
     inner = _inner(reward)
-    if isinstance(inner, Wrapped):
-        yield from itertools.chain.from_iterable(map(members, inner.rewards))
-    else:
-        yield inner
+    return [one for part in inner.rewards for one in members(part)] if isinstance(inner, Wrapped) else [inner]
 
 
 def is_async(reward: Reward) -> bool:
     """Whether calling the reward gives a coroutine: the rule by which TRL decides to await it."""
     inner = _inner(reward)
-    call = getattr(inner, "__call__", None)  # noqa: B004 - the bound method is inspected, not just looked for
-    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(call)
+    return any(map(inspect.iscoroutinefunction, (inner, getattr(inner, "__call__", None))))  # noqa: B004
 
 
-def count_of(kwargs: Mapping[str, Any], args: Sequence[Any] = ()) -> int | None:
-    """The number of completions in a call, by its keywords or first argument; None if unknown."""
-    for key in ("completions", "completion_ids", "prompts"):
-        if kwargs.get(key) is not None:
-            return len(kwargs[key])
-    return len(args[0]) if args and hasattr(args[0], "__len__") else None
+def count_of(kwargs: Mapping[str, Any]) -> int | None:
+    columns = (kwargs.get(key) for key in ("completions", "completion_ids", "prompts"))
+    return next((len(column) for column in columns if column is not None), None)
 
 
 def column_in(kwargs: Mapping[str, Any], column: str, reward: str) -> Any:
-    """A column of a call's keywords; RewardValueError if the dataset lacks it."""
     if column not in kwargs:
         held = ", ".join(sorted(set(kwargs) - set(TRL_KEYWORDS) - {"prompt"})) or "only prompts"
         todo = f"add the column, or tell {reward} another; the dataset has {held}"
@@ -135,7 +123,6 @@ def column_in(kwargs: Mapping[str, Any], column: str, reward: str) -> Any:
 
 
 def check_callable(reward: Reward) -> None:
-    """Raise RewardSignatureError for what cannot be called, and for a class in place of its instance."""
     if inspect.isclass(reward):
         name = reward.__name__
         what, todo = f"{name} is a class, and its instances are the rewards", f"pass an instance, {name}(...)"
@@ -150,38 +137,33 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
     """Raise, before any call, if a reward cannot take the keywords that TRL passes.
 
     TRL calls ``reward(prompts=..., completions=..., completion_ids=..., trainer_state=..., log_extra=...,
-    log_metric=..., **columns)``; a signature without ``**kwargs`` fails there with a bare TypeError.
+    log_metric=..., **columns)``.
 
     Args:
         columns: names of the dataset's columns besides ``prompt``; None if unknown.
 
     Raises:
-        RewardSignatureError: not callable, a class, no ``**kwargs`` and a keyword missing, a positional-only
-            argument, or a column that it requires and the dataset lacks.
+        RewardSignatureError: not callable, a class, a keyword missing, or a column that the dataset lacks.
     """
     check_callable(reward)
-    name = reward_name(reward)
+    name, known = reward_name(reward), sorted(set(columns or ()))
+    lacks = [] if columns is None else [repr(column) for column in columns_of(reward) if column not in known]
     try:
-        parameters = list(inspect.signature(reward).parameters.values())
-    except (ValueError, TypeError):  # a builtin or an extension type without a readable signature
+        signature = inspect.signature(reward)
+    except (TypeError, ValueError):  # a builtin or an extension type without a readable signature
         return
-    known = set(columns or ())
-    passed = {*TRL_KEYWORDS, *known}
-    required = [p for p in parameters if p.default is p.empty]
-    if positional := [p.name for p in required if p.kind is p.POSITIONAL_ONLY]:
-        what = f"Its argument '{positional[0]}' is positional-only, and TRL passes keywords"
-        raise RewardSignatureError(what, reward_name=name, todo="remove the '/' from the signature")
-    missing = sorted(passed - {p.name for p in parameters})
-    if missing and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        what = f"Its signature has no **kwargs and does not take {', '.join(missing)}, which TRL passes"
-        raise RewardSignatureError(what, reward_name=name, todo="add **kwargs as the last argument")
-    named = [p.name for p in required if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [one for one in (*columns_of(reward), *named) if one not in passed]
-    if columns is None or not needed:
-        return
-    held = f"it has {', '.join(sorted(known))}" if known else "it has no column besides the prompts"
-    what = f"It requires '{needed[0]}', which is neither passed by TRL nor a column of the dataset"
-    raise RewardSignatureError(what, reward_name=name, todo=f"rename a column, or add it ({held})")
+    try:
+        bind = signature.bind_partial if columns is None else signature.bind
+        bind(**dict.fromkeys((*TRL_KEYWORDS, *known)))
+    except TypeError as error:
+        if "missing" not in str(error):
+            what, todo = f"It {error}, which TRL passes", "add **kwargs as the last argument"
+            raise RewardSignatureError(what, reward_name=name, todo=todo) from None
+        lacks.append(str(error).rpartition(" ")[2])
+    if lacks:
+        what = f"It requires {lacks[0]}, which is neither passed by TRL nor a column of the dataset"
+        todo = f"rename a column, or add it (it has {', '.join(known) or 'no column besides the prompts'})"
+        raise RewardSignatureError(what, reward_name=name, todo=todo)
 
 
 @recorded()
@@ -190,16 +172,11 @@ def guarded(reward: Reward, *, limit: float = LIMIT, columns: Iterable[str] | No
 
     TRL 1.15 takes +-inf (every weight NaN after one step), 1e30 (infinite gradient), a dict (its keys become the
     rewards), and reads NaN as None.  A guarded reward returns one float or None ("does not apply") per completion, or
-    raises; it gets lists that it may edit.  It is picklable and ``async`` where the reward is, and keeps its name.
+    raises; it gets lists that it may edit.
 
     Args:
         limit: largest magnitude allowed.
         columns: names of the dataset's columns, where known; see :func:`check_signature`.
-
-    Raises:
-        RewardSignatureError: at once; see :func:`check_signature`.
-        RewardValueError: at a call, with ``reward_name``, ``sample`` and ``value``.
-        RewardCallError: at a call, from the reward's own error.
 
     >>> def reward(completions, **kwargs):
     ...     return [1, float("inf")]
@@ -223,10 +200,10 @@ class _Guarded(Wrapped):
         super().__init__(reward_name(reward), reward)
         self.reward, self.limit = reward, limit
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:
+    def __call__(self, **kwargs: Any) -> Scores:
         with self._explained(kwargs):
-            returned = self.reward(*_copied(args), **_copied(kwargs))
-        return checked_scores(returned, count_of(kwargs, args), name=self.__name__, limit=self.limit)
+            returned = self.reward(**_copied(kwargs))
+        return checked_scores(returned, count_of(kwargs), name=self.__name__, limit=self.limit)
 
     @contextlib.contextmanager
     def _explained(self, kwargs: Mapping[str, Any]) -> Iterator[None]:
@@ -237,28 +214,27 @@ class _Guarded(Wrapped):
         except (Exception, SystemExit) as error:
             what = f"The reward raised {type(error).__name__}{f': {error}' if str(error) else ''}"
             what = shortened(" ".join(what.split()))  # a library's message may have lines of its own
-            todo = f"fix the reward, or what it calls, {_place(error)}{_hint(error, kwargs)}"
+            todo = f"fix the reward, or what it calls{_place(error)}{_hint(error, kwargs)}"
             raise RewardCallError(what, reward_name=self.__name__, value=error, todo=todo) from error
 
 
 class _AsyncGuarded(_Guarded):
-    async def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:  # type: ignore[override]
+    async def __call__(self, **kwargs: Any) -> Scores:  # type: ignore[override]
         with self._explained(kwargs):
-            returned = await self.reward(*_copied(args), **_copied(kwargs))
-        return checked_scores(returned, count_of(kwargs, args), name=self.__name__, limit=self.limit)
+            returned = await self.reward(**_copied(kwargs))
+        return checked_scores(returned, count_of(kwargs), name=self.__name__, limit=self.limit)
 
 
 def call_reward(reward: Reward, **kwargs: Any) -> Scores:
     """Call a reward, awaiting it if it is ``async``, and check what it returns as ``guarded`` does."""
     returned = reward(**kwargs)
-    if inspect.isawaitable(returned):
-        returned = _awaited(returned)
+    returned = _awaited(returned) if inspect.isawaitable(returned) else returned
     return checked_scores(returned, count_of(kwargs), name=reward_name(reward))
 
 
 # One event loop for all of a process's calls, since a judge's semaphores and clients belong to the one that first used
-# them.  By process, since a forked one has no threads, and by the loop that the call comes from: it cannot wait for
-# itself.  In threads of their own: a notebook's has a loop already, and can have only one.
+# them.  It runs in a thread of its own, since a notebook's thread has a loop already.  By process, since a forked one
+# has no threads, and by the loop that the call comes from, which cannot wait for itself.
 _loops: dict[tuple[int, str], asyncio.AbstractEventLoop] = {}
 _starting = threading.Lock()
 
@@ -267,15 +243,17 @@ def _awaited(awaitable: Awaitable[Any]) -> Any:
     import asyncio  # it takes a while
 
     async def result() -> Any:
-        return await awaitable
+        try:
+            return await awaitable
+        except SystemExit as error:  # it would end the loop, and all that it waits for
+            raise RuntimeError(f"The reward called sys.exit({error.code})") from error
 
     caller = threading.current_thread().name
     place = os.getpid(), caller if caller.startswith("rewards-") else ""
     with _starting:
         if place not in _loops:
-            _loops[place] = asyncio.new_event_loop()
-            name = f"rewards-{len(_loops)}"
-            threading.Thread(target=_run, args=(_loops[place],), name=name, daemon=True).start()
+            loop = _loops[place] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name=f"rewards-{len(_loops)}", daemon=True).start()
     future = asyncio.run_coroutine_threadsafe(result(), _loops[place])
     try:
         return future.result()
@@ -283,14 +261,7 @@ def _awaited(awaitable: Awaitable[Any]) -> Any:
         future.cancel()  # where the wait was interrupted
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    while True:  # a task that raises one of these ends the loop, and the others are still waited for
-        with contextlib.suppress(SystemExit, KeyboardInterrupt):
-            loop.run_forever()
-
-
 def checked_scores(returned: Any, count: int | None, *, name: str, limit: float = LIMIT) -> Scores:
-    """The returned value as a list of floats and Nones; a RewardValueError if it cannot be one."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned  # of numpy, torch and pandas
     if isinstance(values, (str, bytes, set, frozenset, Mapping)) or not isinstance(values, Iterable):
         todo = "return a list with one number per completion"
@@ -311,7 +282,6 @@ def checked_scores(returned: Any, count: int | None, *, name: str, limit: float 
 
 
 def as_score(value: Any, index: int, name: str, limit: float = LIMIT) -> float | None:
-    """One score as a float or None; RewardValueError if it cannot be one."""
     if value is None:
         return None
     number = value.item() if getattr(value, "ndim", None) == 0 else value  # of numpy or torch
@@ -331,27 +301,17 @@ def as_score(value: Any, index: int, name: str, limit: float = LIMIT) -> float |
     raise RewardValueError(what, reward_name=name, sample=index, value=value, todo=todo)
 
 
-def _copied(value: Any) -> Any:
-    # Lists, tuples, dicts, arrays and tensors made anew, so that a reward that edits them edits its own.
-    kind = type(value)
-    if kind in (list, tuple):
-        numbers_or_texts = all(type(one) in (str, int, float) for one in value)
-        return kind(value if numbers_or_texts else map(_copied, value))
-    if kind is dict:
-        return {name: _copied(one) for name, one in value.items()}
-    copied = getattr(value, "clone", None) or getattr(value, "copy", None)  # of torch, numpy, sets, images
-    return copied() if callable(copied) and not isinstance(value, type) else value
+def _copied(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    # Prompts, completions and columns: TRL gives the same lists to every reward, and one that edits them edits its own.
+    return {key: copy.deepcopy(value) if isinstance(value, list) else value for key, value in kwargs.items()}
 
 
 def _place(error: BaseException) -> str:
     # The deepest line that is not a library's, Python's own or the guard's.
-    frames = traceback.extract_tb(error.__traceback__)
     others = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"), __file__)
+    frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not any(place in frame.filename for place in others)]
-    if not own:
-        return "in its own code"
-    file = own[-1].filename.replace("\\", "/").rpartition("/")[2]
-    return f"in its own code, at line {own[-1].lineno} of {own[-1].name} in {file}"
+    return f", at line {own[-1].lineno} of {own[-1].name} in {Path(own[-1].filename).name}" if own else ""
 
 
 def _hint(error: BaseException, kwargs: Mapping[str, Any]) -> str:
@@ -359,9 +319,12 @@ def _hint(error: BaseException, kwargs: Mapping[str, Any]) -> str:
     columns = sorted(set(kwargs) - set(TRL_KEYWORDS))
     if isinstance(error, (TypeError, AttributeError)) and kwargs.get("completions"):
         text = isinstance(kwargs["completions"][0], str)
-        chat = "completions are lists of messages here: completion[0]['content']"
-        further = "; and each column is a list, an entry a completion" if columns else ""
-        return f"; {'completions are strings here, as the prompts are' if text else chat}{further}"
-    if isinstance(error, KeyError) and error.args and error.args[0] not in kwargs:
+        form = (
+            "strings here, as the prompts are" if text else "lists of messages here: completion[0]['content']"
+        )
+        return (
+            f"; completions are {form}{'; and each column is a list, an entry a completion' * bool(columns)}"
+        )
+    if isinstance(error, KeyError):
         return f"; rewards get {f'the columns {columns}' if columns else 'no column of the dataset'}"
     return ""

@@ -1,6 +1,5 @@
 """The benchmarks' bookkeeping: each second goes to one phase, and a run that misses the target is not hidden."""
 
-import contextlib
 import dataclasses
 import math
 import mmap
@@ -16,8 +15,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import learned
 import runs
-import seeds
-import step
 import time_to_accuracy
 from phases import PHASES, Meter, Spent, peak_bytes, reset_peak
 from phases import Step as Update
@@ -114,27 +111,6 @@ class TestPhases:
         meter.end_step()
         assert meter.steps[0].total.cpu_seconds == 1 + 5
 
-    def test_of_nested_phases_the_inner_one_is_charged_also_where_it_fails(self) -> None:
-        _, meter, time = metered()
-        meter.begin()
-        with meter.phase("loss forward"):
-            time.advance(1)
-            with contextlib.suppress(ValueError), meter.phase("generate"):
-                time.advance(2)
-                raise ValueError
-            time.advance(4)
-        meter.end_step()
-        assert [meter.steps[0].spent[name].cpu_seconds for name in ("loss forward", "generate")] == [5, 2]
-
-    def test_the_device_is_waited_for_before_each_reading(self) -> None:
-        order: list[str] = []
-        read, wait = lambda: order.append("read") or Spent(), lambda: order.append("wait")
-        meter = Meter(FakeTrainer(Time()), read, wait)
-        meter.begin()
-        with meter.phase("generate"):
-            pass
-        assert order == ["wait", "read"] * 3
-
     def test_the_peak_is_that_since_the_reset(self) -> None:
         # Pages straight from the system: malloc may hand out memory that the process already held.
         block = mmap.mmap(-1, size := 64 * 2**20)
@@ -181,11 +157,6 @@ class TestRuns:
     def test_a_stored_table_is_what_the_stored_runs_give(self, task: str) -> None:
         text = (runs.RESULTS / f"{time_to_accuracy.name_of(task)}.md").read_text()
         assert time_to_accuracy.report(time_to_accuracy.stored_runs(task), f"`{text.split('`')[1]}`") == text
-
-    def test_rewards_a_thousandth_apart_leave_no_group_without_spread(self) -> None:
-        reward = runs.CountedReward(lambda completions, **_: [0.5] * len(completions), k=2, no_ties=True)
-        assert reward(completions=["a"] * 4) == [0.5, 0.501, 0.5, 0.501]
-        assert reward.dead == [0.0]
 
 
 def pair_of(first: Sequence[Result], other: Sequence[Result]) -> time_to_accuracy.Runs:
@@ -267,32 +238,3 @@ class TestTimeToAccuracy:
         assert [len(panel.get_lines()) for panel in panels] == [2 + 2, 2 + 2], (
             "two seeds, their mean, the target"
         )
-
-
-class TestStep:
-    def test_the_stored_table_is_what_the_stored_runs_give(self) -> None:
-        text = (runs.RESULTS / f"{step.NAME}.md").read_text()
-        assert step.report(runs.stored(step.NAME), f"`{text.split('`')[1]}`") == text
-
-    def test_the_table_compares_each_trainer_with_stock_by_the_token_without_the_first_step(self) -> None:
-        seconds = {"stock": 4.0, "kit": 1.0, "stock, recomputing": 8.0, "kit, recomputing": 2.0}
-        slow = Update({name: Spent(100, 100) for name in PHASES}, 1)
-        timed = [run_of(name, REACHES, took, no_ties=True) for name, took in seconds.items()]
-        results = [dataclasses.replace(run, steps=(slow, *run.steps[1:])) for run in timed]
-        text = step.report(results, "`python benchmarks/step.py`")
-        assert "no zero-variance groups" in text
-        assert "| kit | 1 | 10.00 [10.00, 10.00] | 0.25 | 10.00 | 0.00 |" in text
-        assert "| kit, recomputing | 1 | 20.00 [20.00, 20.00] | 0.25 |" in text
-        assert "| kit | 1 | 10.00 [10.00, 10.00] | - |" in step.report(results[1:2], "without stock")
-
-    def test_stock_and_the_kit_take_turns_repeat_by_repeat(self) -> None:
-        asked = SimpleNamespace(workload=["words"], trainer=None, repeats=2, rewards=["as they come"])
-        found = [(spec.variant, spec.repeat, spec.policy) for spec in step.specs(asked)]
-        assert found == [(name, i, "smollm2-135m") for i in (0, 1) for name in ("stock", "kit")]
-
-
-class TestSeeds:
-    @pytest.mark.parametrize("what", seeds.TITLES)
-    def test_what_is_stored_is_what_the_table_shows(self, what: str) -> None:
-        text = (seeds.RESULTS / f"{seeds.FILES[what]}.md").read_text()
-        assert seeds.report(what, seeds.stored(what), f"`{text.split('`')[1]}`") == text

@@ -13,15 +13,14 @@ from rloo_kit.memory.plan_inputs import quantisation_tensors
 
 
 class TensorGauge(TorchDispatchMode):
-    """Live bytes of tensors on a CPU, counted at every operation inside ``with gauge:``: now, at most since
-    :meth:`restart`, and of the largest single storage since then.
+    """Live bytes of tensors on a CPU, counted at every operation inside ``with gauge:``, and their peak.
 
     Each storage counts once, from the operation that returns it until it is freed; not what a kernel allocates inside.
     """
 
     def __init__(self, standing: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
-        self.live_bytes = self.peak_bytes = self.largest_bytes = 0
+        self.live_bytes = self.peak_bytes = 0
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._sizes: dict[int, int] = {}
         for tensor in standing:
@@ -29,7 +28,7 @@ class TensorGauge(TorchDispatchMode):
         self.restart()
 
     def restart(self) -> None:
-        self.peak_bytes, self.largest_bytes = self.live_bytes, 0
+        self.peak_bytes = self.live_bytes
 
     def __torch_dispatch__(
         self,
@@ -59,7 +58,6 @@ class TensorGauge(TorchDispatchMode):
         self.live_bytes += size - (before := self._sizes.get(key, 0))
         self._sizes[key] = size
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + before)  # resize_ copies
-        self.largest_bytes = max(self.largest_bytes, size)
 
 
 def standing_tensors(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -158,18 +158,7 @@ def test_a_comparison_of_ones_own_reads_the_text_after_the_thought():
         answer_reward(lambda text, gold: gold)(completions=["1", "1"], answer=[0.5, "yes"])
 
 
-LOOPS = [
-    "The answer is 42. ",
-    r"\boxed{42} ",
-    r"\boxed{",
-    "\n",
-    "answer:\n",
-    "<!--",
-    "7",
-    "(",
-    "#### 42\n",
-    "~~",
-]
+LOOPS = ["The answer is 42. ", r"\boxed{42} ", r"\boxed{", "\n", "answer:\n", "<!--", "7", "#### 42\n", "~~"]
 
 
 @pytest.mark.parametrize("unit", LOOPS)

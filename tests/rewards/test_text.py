@@ -28,13 +28,6 @@ def test_overlong_and_repetition_are_trls_own():
     assert rewards.repetition_reward(2)(completion_ids=[[1, 2, 3, 4], [5] * 5]) == [0.0, -0.75]
 
 
-def test_bad_settings_are_refused():
-    with pytest.raises(ValueError, match="fewest words"):
-        rewards.length_reward((5, 2))
-    with pytest.raises(ValueError, match="soft must lie"):
-        rewards.overlong_reward(10, 20)
-
-
 def messages(*turns):
     return [{"role": role, "content": content} for role, content in turns]
 
@@ -44,7 +37,6 @@ COMPLETIONS = [
     ("a", "a"),
     (messages(("assistant", "a")), "a"),
     (messages(("assistant", "x"), ("tool", "y"), ("assistant", "a")), "a"),
-    (messages(("assistant", [{"type": "text", "text": "a"}])), "a"),
     (messages(("assistant", None)), ""),  # as beside a tool call
     ([], ""),
 ]
@@ -54,11 +46,9 @@ IMAGE = {"type": "image", "text": None}  # as Arrow gives it
 # a prompt, all its text, what it asks
 PROMPTS = [
     ("a", "a", "a"),
-    (messages(ASKED), "What is 1+1?", "What is 1+1?"),
     (messages(SYSTEM, ASKED), "What is 1+1?", "What is 1+1?"),
     (messages(SYSTEM), "Be brief.", "Be brief."),
     (messages(*TURNS), "user: What is 1+1?\n\nassistant: 2\n\nuser: Why is it so?", "Why is it so?"),
-    (messages(*TURNS[1:3]), "user: What is 1+1?\n\nassistant: 2", "What is 1+1?"),
     (messages(("user", [IMAGE, {"type": "text", "text": "a"}])), "a", "a"),
     ([], "", ""),
 ]

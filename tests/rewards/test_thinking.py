@@ -4,12 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import rewards
 from rewards import QWEN3, ThinkTokens, split_thinking, thinking_reward, thought_then_answer
-from rewards.thinking import repetition, split_text
+from rewards.thinking import split_text
 
 O, C, E = 151667, 151668, 151645  # noqa: E741 - open, close, end: the columns of the table below
 PROMPTED = dataclasses.replace(QWEN3, prompt_opens=True)
@@ -32,7 +30,7 @@ def test_the_first_closing_token_divides_thought_from_answer(ids, thinking, answ
         assert split_thinking(form(ids), QWEN3) == expected
 
 
-def test_a_thought_opened_by_the_prompt_and_never_closed_has_no_answer_and_other_than_ids_are_refused():
+def test_a_thought_that_the_prompt_opened_and_never_ended_has_no_answer_and_other_than_ids_are_refused():
     thought = split_thinking([1, 2], PROMPTED)
     assert (thought.thinking, thought.answer) == ([1, 2], [])
     torch = pytest.importorskip("torch")
@@ -40,14 +38,6 @@ def test_a_thought_opened_by_the_prompt_and_never_closed_has_no_answer_and_other
     for wrong in ("<think>a</think>", 7, np.ones((2, 2))):
         with pytest.raises(TypeError, match=rf"one flat sequence of ints\.\n.*{type(wrong).__name__}"):
             split_thinking(wrong)
-
-
-@given(st.lists(st.sampled_from([O, C, E, 1, 2, 3]), max_size=60))
-def test_no_id_is_lost_or_invented(ids):
-    thought = split_thinking(ids)
-    before = ids[: ids.index(C)] if C in ids else (ids if O in ids else [])
-    assert thought.thinking == [i for i in before if i != O]
-    assert thought.answer == (ids[ids.index(C) + 1 :] if C in ids else [] if O in ids else ids)
 
 
 class FakeTokenizer:
@@ -84,7 +74,7 @@ def test_the_tokenizer_gives_the_markers_and_its_template_who_opens(template, op
     assert tokens.prompt_opens is prompt_opens
 
 
-NOT_ONE = [([1, 2, 3], [8], "3 tokens"), ([], [8], "0 tokens"), ([7], [0], "does not decode")]
+NOT_ONE = [([1, 2, 3], [8], "3 tokens"), ([], [8], "0 tokens"), ([7], [0], "decodes them differently")]
 
 
 @pytest.mark.parametrize(("opens", "closes", "says"), NOT_ONE)
@@ -131,9 +121,6 @@ def test_the_copied_rule_is_reproduced():
     ids = [[O, 1], [42], *([O, *range(length), C, 42, E] for length, _, _ in COPIED)]
     scores = thinking_reward()(completions=texts, completion_ids=ids)
     assert scores == pytest.approx([-1.0, -1.0, *(score for _, _, score in COPIED)])
-    assert thinking_reward(bands=[(0, 0.0), (2, 5.0)])(completions=["so"], completion_ids=[[O, 1, 1, C]]) == [
-        5.0
-    ]
 
 
 GOOD_IDS = [O, *range(30), C, 42, E]
@@ -153,36 +140,23 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("text", "ids"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_form_earns_nothing(text, ids):
-    given = {"completions": ["<think>a</think>42", text], "completion_ids": [GOOD_IDS, ids]}
-    assert thought_then_answer()(**given) == [1.0, 0.0]
+def test_a_broken_form_earns_nothing_and_a_short_thought_less(text, ids):
+    given = {"completions": ["<think>a</think>42", text, "<think>a</think>42"]}
+    given["completion_ids"] = [GOOD_IDS, ids, [O, *range(15), C, 42, E]]
+    assert thought_then_answer()(**given) == [1.0, 0.0, 0.5]
 
 
-def test_the_length_term_rises_to_its_end_and_no_further():
-    reward = thought_then_answer(full_at=100)
-    ids = [[O, *range(n), C, 42, E] for n in (5, 50, 100, 400)]
-    assert reward(completions=["<think>a</think>42"] * 4, completion_ids=ids) == [0.05, 0.5, 1.0, 1.0]
+REFUSED = [
+    (lambda: thought_then_answer(ThinkTokens(1, 2)), "which ids end a completion"),
+    (lambda: ThinkTokens(5, 5), "two different tokens"),
+    (lambda: thinking_reward(bands=[(0, 1.0), (30, 2.0), (10, 3.0)]), "Bands must start at 0"),
+]
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: thought_then_answer(full_at=0), "full_at"),
-        (lambda: thought_then_answer(ThinkTokens(1, 2)), "which ids end a completion"),
-        (lambda: ThinkTokens(5, 5), "two different tokens"),
-        (lambda: ThinkTokens("a", "b"), "two different tokens"),
-        (lambda: thinking_reward(bands=[(1, 0.3)]), "Bands must start at 0"),
-        (lambda: thinking_reward(bands=[(0, 1.0), (30, 2.0), (10, 3.0)]), "Bands must start at 0"),
-    ],
-)
+@pytest.mark.parametrize(("make", "says"), REFUSED)
 def test_settings_that_make_no_sense_are_refused(make, says):
     with pytest.raises(ValueError, match=says):
         make()
-
-
-def test_only_a_loop_is_repetition():
-    assert repetition(list(range(900)) * 3) < 0.5, "honest phrases may come back in a long thought"
-    assert repetition(list(range(20)) * 100) > 0.9
 
 
 SHOWN = "Light always has one and the same speed however fast one moves"
@@ -196,11 +170,3 @@ def test_a_thought_copied_from_any_message_of_the_prompt_is_filler(role):
     chats = [[{"role": "assistant", "content": f"<think>{text}</think>So"}] for text in (SHOWN, own)]
     ids = [[O, *range(30), C, 9, E]] * 2
     assert thought_then_answer()(prompts=[prompt] * 2, completions=chats, completion_ids=ids) == [0.0, 1.0]
-
-
-def test_the_switch_pays_only_beside_a_right_answer():
-    reward = thought_then_answer(correct=rewards.answer_reward())
-    texts = ["<think>a</think>42", "<think>a</think>41", "<think>a</think>42"]
-    scores = reward(completions=texts, completion_ids=[GOOD_IDS] * 3, answer=["42", "42", None])
-    assert scores == [1.0, 0.0, None]
-    assert reward.__name__ == "thought_then_answer(answer_reward)"

@@ -5,7 +5,6 @@ import functools
 import inspect
 import pickle
 import re
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -27,14 +26,10 @@ class Returns:
 
 
 GOOD = [
-    ([0.5, -1.0], [0.5, -1.0]),
-    ([None, 1.0], [None, 1.0]),
-    ([1, True], [1.0, 1.0]),
-    ((1.0, 2.0), [1.0, 2.0]),
+    ([None, 1e6], [None, 1e6]),
+    ((1, True), [1.0, 1.0]),
     ([np.float32(0.5), np.bool_(True)], [0.5, 1.0]),
     (np.array([1, 2]), [1.0, 2.0]),
-    ([Fraction(1, 2), 0], [0.5, 0.0]),
-    ([1e6, -1e6], [1e6, -1e6]),
 ]
 
 
@@ -54,11 +49,9 @@ BAD = {
     "one number for the batch": (1.0, None, "(float), not a list"),
     "too many": ([1.0, 2.0, 3.0], None, "3 values for 2 completions"),
     "strings": ([1.0, "1"], 1, "real number"),
-    "a column vector": (np.ones((2, 1)), 0, "real number"),
     "NaN, which TRL reads as None": ([float("nan"), 0.0], 0, "NaN"),
     "inf, which turns every weight into NaN": (np.array([0.0, np.inf]), 1, "finite"),
     "1e30, whose gradient is infinite": ([1e30, 0.0], 0, "1e+06"),
-    "an int beyond every float": ([0, 10**400], 1, "1e+06"),
 }
 
 
@@ -174,20 +167,20 @@ def wants_solution(completions, solution, **kwargs):
 
 # the reward, as it is or composed; the dataset's columns, None for unknown; what the error says, None: it is accepted
 SIGNATURES = [
-    (lambda prompts, completions: [], None, r"no \*\*kwargs .* completion_ids"),
-    (lambda completions, /, **kwargs: [], None, "positional-only"),
+    (
+        lambda prompts, completions: [],
+        None,
+        r"unexpected keyword argument 'completion_ids', which TRL passes",
+    ),
     ("accuracy_reward", None, "must be callable"),
     (Returns, None, r"(?s)Returns is a class.*an instance, Returns\(\.\.\.\)"),
     (names_all_six, None, None),
-    (names_all_six, ["answer"], "does not take answer"),
-    (wants_solution, None, None),
+    (names_all_six, ["answer"], r"'answer'[\s\S]*add \*\*kwargs"),
     (wants_solution, ["solution"], None),
     (wants_solution, ["answer"], r"requires 'solution'[\s\S]*\(it has answer\)"),
     (needs_solution, None, None),
-    (needs_solution, ["solution"], None),
     (needs_solution, [], "no column besides the prompts"),
     (functools.partial(needs_solution), ["answer"], "requires 'solution'"),
-    (rewards.weighted([needs_solution]), ["answer"], "requires 'solution'"),
     (rewards.gated(by=needs_solution, reward=len), ["answer"], "requires 'solution'"),
     (rewards.only_for(needs_solution, level=1), ["solution"], "requires 'level'"),
 ]
