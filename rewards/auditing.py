@@ -131,12 +131,14 @@ class Audit:
         share = self.share("refusal")
         no_more = self.full < self.floor or (self.full == self.floor and self.judges != "form")
         useless = self.errors or self.constant or (no_more and self.judges != "length")
-        too_many = exploits is not None and len(self.exploits) > exploits
-        if useless or too_many or (refusals is not None and share > refusals):
-            allowed = f"allowed: {'any' if exploits is None else exploits}, {1.0 if refusals is None else refusals:.1%}"
-            what = f"An audit found {len(self.exploits)} exploits and {share:.1%} refusals ({allowed})"
+        failed = ["The audit failed"] if useless else []
+        if exploits is not None and len(self.exploits) > exploits:
+            failed.append(f"{len(self.exploits)} exploits, and {exploits} are allowed")
+        if refusals is not None and share > refusals:
+            failed.append(f"{share:.1%} refusals, and {refusals:.1%} are allowed")
+        if failed:
             todo = "print the audit, which shows each one with its reason, and fix the reward"
-            raise invalid(what, f"reward '{self.name}'. {self.headline}", todo, kind=AuditFailed)
+            raise invalid("; ".join(failed), f"reward '{self.name}'. {self.headline}", todo, kind=AuditFailed)
         return self
 
     def facts(self) -> list[tuple[str, str]]:
@@ -177,23 +179,20 @@ class Audit:
         further = [(f"... of {len(by_case)} cases", "", "", "", "")] if len(by_case) > SHOWN else []
         return rows + further
 
-    def to_markdown(self) -> str:
-        """The report as Markdown."""
-        parts = [_escaped(self.headline), _table([("", ""), *self.facts()])]
+    def __str__(self) -> str:
+        parts = [self.headline, _table([("", ""), *self.facts()])]
         for title, outcome in TABLES.items():
             if rows := self._cases(outcome):
-                parts += [
-                    f"**{title}**",
-                    _table([("case", "times", "score", "a completion's end", "why"), *rows]),
-                ]
+                parts += [title, _table([("case", "times", "score", "a completion's end", "why"), *rows])]
         return "\n\n".join(parts)
 
-    _repr_markdown_ = to_markdown
-
-    def __str__(self) -> str:
-        return html.unescape(self.to_markdown())
-
     __repr__ = __str__
+
+    def to_markdown(self) -> str:
+        """The report as Markdown, where a completion's HTML is text."""
+        return html.escape(str(self))
+
+    _repr_markdown_ = to_markdown
 
 
 TABLES: dict[str, Outcome] = {
@@ -207,16 +206,11 @@ def _end_of(text: str) -> str:
     return line if len(line) <= WIDTH else "..." + line[3 - WIDTH :]
 
 
-def _escaped(text: str) -> str:
-    """A pipe ends a cell, and a completion's HTML would be the reader's page."""
-    return html.escape(text).replace("|", "\\|")
-
-
 def _table(rows: Rows) -> str:
-    cells = [[_escaped(cell) for cell in row] for row in rows]
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     head, *body = (f"| {' | '.join(map(str.ljust, row, widths))} |" for row in cells)
-    return "\n".join([head, "|" + "---|" * len(widths), *body])
+    return "\n".join([head, "|" + "".join("-" * (width + 2) + "|" for width in widths), *body])
 
 
 def audit(

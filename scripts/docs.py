@@ -18,7 +18,6 @@ import dataclasses
 import enum
 import inspect
 import json
-import math
 import re
 import sys
 import tomllib
@@ -26,10 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
-
-if TYPE_CHECKING:
-    from rloo_kit.watch.log import Log
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 ROOT = Path(__file__).resolve().parent.parent
 SIGNATURE = ROOT / "rloo_kit" / "train" / "signature.pyi"
@@ -181,51 +177,24 @@ def rloo_beside_grpo() -> str:
 
 # --- symptoms ---------------------------------------------------------------------------------------------
 
-MADE_UP = {"non-finite rewards": [{"step": 1, "reward": math.inf, "grad_norm": 1.0}]}
-"""Logs that have a symptom of which no run is recorded under tests/data/health or simulated in foreign_logs.py."""
-
-OF_ONE_RUN = {
-    "thought_then_answer(answer_reward)": "the reward for right answers",
-    "characters down by 27": "`A` down",
-    "characters": "`A`",
-    "right_answer": "`B`",
-    "of_another_column": "the reward",
-    "format_reward": "`A`",
-    "accuracy_reward": "`B`",
-}
-"""What the run that a symptom is shown on has of its own -> what stands for it in the short table."""
-
-
-def ill_log(name: str) -> Log:
-    """A log that has a symptom: a recorded run's, else a made-up one."""
-    import health_runs
-
-    from rloo_kit.watch.log import Known, Log, rounds
-    from tests.watch import foreign_logs
-
-    file = health_runs.file_of(f"{name}.ill")
-    if file.exists():
-        return health_runs.read(file)
-    simulated = (foreign_logs.run(kind, seed=0) for kind in foreign_logs.SICK.values() if name in kind.named)
-    entries = rounds(MADE_UP[name] if name in MADE_UP else next(simulated))
-    return Log(entries, Known.guessed(entries))
+PLACEHOLDERS = {"functions": "the reward", "height": "hard", "answer": "the reward for right answers"}
+PLACEHOLDERS |= {"large": "`A`", "small": "`B`", "setting": "temperature", "change": "to 1"}
+"""A word of a symptom's rule -> what stands for it where there is no run."""
 
 
 def symptoms_in_short() -> str:
     """Every symptom in a row: its likely cause, and what to change first alone, without a run's own figures."""
-    from rloo_kit.watch.symptoms import SYMPTOMS, look_for
-
+    data = tomllib.loads((ROOT / "rloo_kit" / "watch" / "symptoms.toml").read_text())
     rows = []
-    for name in SYMPTOMS:
-        log = ill_log(name)
-        signs = (look_for(name, log[:end]) for end in range(1, len(log) + 1))
-        sign = next(sign for sign in signs if sign)
-        cause = reference.shortened(plain(re.sub(r": \S+ -?\d.*", "", sign.cause)))
-        change = f"`{sign.setting}`, " + plain(re.sub(r" \(now [^)]*\)|; .*", "", sign.change))
-        for own, placeholder in OF_ONE_RUN.items():
-            cause, change = cause.replace(own, placeholder), change.replace(own, placeholder)
-        rows.append((name, cause, change))
+    for name, symptom in data.items():
+        cause, setting, change = (in_general(symptom[key]) for key in ("cause", "setting", "change"))
+        rows.append((name, reference.shortened(cause), f"`{setting}`, " + re.sub("; .*", "", change)))
     return markdown_table(("symptom", "likely cause", "change first"), rows)
+
+
+def in_general(text: str) -> str:
+    """A symptom's text without a run's own words; a setting's present value is left out."""
+    return plain(re.sub(r"(?:: reward | by )?\{(\w+)\}", lambda word: PLACEHOLDERS.get(word[1], ""), text))
 
 
 # --- architecture and public names ------------------------------------------------------------------------

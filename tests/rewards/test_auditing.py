@@ -40,7 +40,7 @@ def test_the_hole_in_the_copied_rule_is_named_in_one_line_and_shown_as_text_and_
         "thinking_reward pays 1.1, its maximum, for 'filler thought: one word, no answer': "
         "40 tokens of filler, a question mark, and no answer at all."
     )
-    with pytest.raises(rewards.AuditFailed, match=r"found 1\d\d exploits"):
+    with pytest.raises(rewards.AuditFailed, match="exploits, and 0 are allowed"):
         result.raise_for(exploits=0)
     for shown in (str(result), result._repr_markdown_()):
         assert "... of 29 cases" in shown
