@@ -49,8 +49,9 @@ class Variant:
     stock: bool = False
 
 
-TOKEN = {"importance_sampling_level": "token"}
-MEAN, CONSTANT = {"loss_aggregation": "token-mean"}, {"loss_aggregation": "seq-mean-token-sum-norm"}
+TOKEN: dict[str, object] = {"importance_sampling_level": "token"}
+MEAN: dict[str, object] = {"loss_aggregation": "token-mean"}
+CONSTANT: dict[str, object] = {"loss_aggregation": "seq-mean-token-sum-norm"}
 VARIANTS = {
     "stock": Variant(stock=True),
     "kit": Variant(),
