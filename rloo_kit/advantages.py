@@ -1,16 +1,14 @@
 """Advantage estimators and KL estimators: tensors in, tensors out.
 
-For the trainer, and for trying an estimator on a handful of rewards.  Rewards have shape (groups, K), a row holding the
-K completions of one prompt, NaN where no reward function applied: such a completion gets advantage 0 and is left out of
-every baseline.  A group whose scored rewards are all equal, or that has only one, gets exactly 0 from each of the three
-group estimators.
+Rewards have shape (groups, K), a row holding the K completions of one prompt, NaN where no reward function applied:
+such a completion gets advantage 0 and is left out of every baseline.  A group whose scored rewards are all equal, or
+that has only one, gets exactly 0 from each of the three group estimators.
 
 A custom estimator is a pure function of that tensor: a step may call it several times, for all groups and for one
 micro-batch's, with and without the KL term.  Pass it to ``RLOOConfig(advantage_estimator=...)``, or :func:`register` it
 under a name.
 """
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -116,11 +114,9 @@ def dead_groups(rewards: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Estimator:
-    """An estimator under its name; ``groupwise`` is as for :func:`register`."""
-
     name: str
     function: Function
-    groupwise: bool
+    groupwise: bool  # each group's advantages depend on that group alone
 
     def __call__(self, rewards: torch.Tensor) -> torch.Tensor:
         """The advantages, checked; NaN of an unscored completion becomes 0.
@@ -128,50 +124,50 @@ class Estimator:
         Raises:
             ConfigError: not a tensor of the rewards' shape, or a scored completion's advantage is not finite.
         """
-        advantages, what = self.function(rewards), ""
-        if not isinstance(advantages, torch.Tensor) or advantages.shape != rewards.shape:
-            is_tensor = isinstance(advantages, torch.Tensor)
-            found = f"shape {tuple(advantages.shape)}" if is_tensor else f"a {type(advantages).__name__}"
-            what = f"an advantage estimator returned {found} for rewards of shape {tuple(rewards.shape)}"
+        advantages, fault = self.function(rewards), ""
+        shape = getattr(advantages, "shape", None)
+        if shape != rewards.shape:
+            returned = f"a {type(advantages).__name__}" if shape is None else f"shape {tuple(shape)}"
+            fault = f"an advantage estimator returned {returned} for rewards of shape {tuple(rewards.shape)}"
         elif (advantages.isinf() | (advantages.isnan() & ~rewards.isnan())).any():
-            what = "an advantage of a scored completion is not finite, which would turn every weight into NaN"
-        if what:
+            fault = (
+                "an advantage of a scored completion is not finite, which would turn every weight into NaN"
+            )
+        if fault:
             todo = "return (groups, K), without a division by a spread of 0; nanmean leaves NaN rewards out"
-            raise ConfigError(what, where=f"advantage_estimator={self.name!r}", todo=todo)
+            raise ConfigError(fault, where=f"advantage_estimator={self.name!r}", todo=todo)
         return advantages.detach().to(rewards.dtype).nan_to_num(nan=0.0)
 
-    def probe(self, num_generations: int) -> None:
-        """Call it with rewards as a run may have them, so that one that cannot be trained with is known before."""
-        rising = torch.arange(num_generations, dtype=torch.float32)
-        self(torch.stack([rising, torch.zeros(num_generations)]))
 
-
-ESTIMATORS = {one.__name__: Estimator(one.__name__, one, True) for one in (rloo, grpo, dr_grpo)}
+ESTIMATORS = {group.__name__: Estimator(group.__name__, group, True) for group in (rloo, grpo, dr_grpo)}
 ESTIMATORS["reinforce"] = Estimator("reinforce", reinforce, groupwise=False)
 """name -> estimator; :func:`register` adds to it."""
 
+BUILT_IN = tuple(ESTIMATORS)
 
-def register(function: Function, name: str | None = None, *, groupwise: bool = False) -> str:
+
+def register(function: Function, name: str | None = None) -> str:
     """Make an estimator known under a name, for ``RLOOConfig(advantage_estimator=name)``, and return the name.
 
     Args:
         function: (groups, K) rewards, NaN where unscored, to advantages of the same shape.
         name: the function's own by default; numbered where another function has it.
-        groupwise: whether each group's advantages depend on that group alone.
+
+    Raises:
+        ConfigError: what it returns for a group with a spread and one without cannot be trained on.
     """
-    wanted = name or str(getattr(function, "__name__", type(function).__name__))
-    names = itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(2)))
-    free = next(one for one in names if one not in ESTIMATORS or ESTIMATORS[one].function is function)
-    ESTIMATORS.setdefault(free, Estimator(free, function, groupwise))
-    return free
+    base = name or str(getattr(function, "__name__", type(function).__name__))
+    name, number = base, 1
+    while name in ESTIMATORS and ESTIMATORS[name].function is not function:
+        number += 1
+        name = f"{base}_{number}"
+    estimator = Estimator(name, function, groupwise=False)
+    estimator(torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0]]))
+    ESTIMATORS.setdefault(name, estimator)
+    return name
 
 
 def find(name: str) -> Estimator:
-    """The estimator of that name.
-
-    Raises:
-        ArgumentError: there is none.
-    """
     if name not in ESTIMATORS:
         what, where = f"there is no advantage estimator {name!r}", "RLOOConfig(advantage_estimator=...)"
         todo = f"one of {', '.join(ESTIMATORS)}, or a function of (groups, K) rewards"

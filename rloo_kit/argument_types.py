@@ -7,7 +7,6 @@ Types are Python's own, with ranges as ``typing.Annotated``; pydantic compares t
 from __future__ import annotations
 
 import difflib
-import enum
 import functools
 import operator
 import types
@@ -55,35 +54,39 @@ def check(
     Raises:
         ConfigError: the first value that is not of its type, in pydantic's words.
     """
+    return dict(given) | {
+        name: _checked(name, value, hints[name], where, (advice or {}).get(name))
+        for name, value in given.items()
+        if name in hints
+    }
+
+
+def _checked(name: str, value: object, hint: Hint, where: str, advice: str | None) -> Any:
     from pydantic import ValidationError
 
-    found = dict(given)
-    for name in [name for name in given if name in hints]:
-        said = ""
-        for form in _forms(given[name]):
-            try:
-                _adapter(hints[name]).validate_python(form)
-            except ValidationError as error:
-                messages = [one["msg"].removeprefix("Input should be ") for one in error.errors()]
-                plainer = [one for one in messages if not one.startswith("an instance of")]
-                said = said or " or ".join(dict.fromkeys(plainer or messages))
-            else:
-                found[name] = form
-                break
+    expected = ""
+    for form in _forms(value):
+        try:
+            _adapter(hint).validate_python(form)
+        except ValidationError as error:
+            messages = [fault["msg"].removeprefix("Input should be ") for fault in error.errors()]
+            plainer = [message for message in messages if not message.startswith("an instance of")]
+            expected = expected or " or ".join(dict.fromkeys(plainer or messages))
         else:
-            todo = _suggestion(name, given[name], hints[name]) or (advice or {}).get(name)
-            at = f"{where}({name}={shown(name, given[name])})"
-            raise ConfigError(f"{name} must be {said}", where=at, todo=todo or f"leave {name} out")
-    return found
+            return form
+    todo = _right_form(name, value, hint) or advice or f"leave {name} out"
+    raise ConfigError(f"{name} must be {expected}", where=f"{where}({name}={shown(name, value)})", todo=todo)
 
 
-def _suggestion(name: str, value: object, hint: Hint) -> str:
+def _right_form(name: str, value: object, hint: Hint) -> str:
     """The same value in the right form, "2" as 2, or the most similar choice."""
     from pydantic import ValidationError
 
-    choices = [str(one) for part in parts(hint) for one in _choices(part)]
-    if close := difflib.get_close_matches(str(value).lower(), choices, n=1):
-        return f"did you mean {name}={close[0]!r}?"
+    choices = [
+        str(choice) for part in parts(hint) if get_origin(part) is Literal for choice in get_args(part)
+    ]
+    if nearest := difflib.get_close_matches(str(value).lower(), choices, n=1):
+        return f"did you mean {name}={nearest[0]!r}?"
     for part in () if isinstance(value, bool) else parts(hint):
         try:
             read = None if part is str else _adapter(part).validate_python(value, strict=False)
@@ -97,12 +100,6 @@ def _suggestion(name: str, value: object, hint: Hint) -> str:
 def parts(hint: Hint) -> tuple[Hint, ...]:
     """The types of a union, or the one type."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def _choices(hint: Hint) -> tuple[Any, ...]:
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return tuple(one.value for one in hint)
-    return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def _forms(value: object) -> list[Any]:
@@ -123,20 +120,16 @@ def _adapter(hint: Hint) -> TypeAdapter[Any]:
 
 
 def _for_pydantic(hint: Hint) -> Hint:
-    """The type as pydantic takes it: of an enumeration beside ``str`` its values, so that not any text will do."""
     from pydantic import AllowInfNan
 
-    several, origin = parts(hint), get_origin(hint)
-    if named := [one for one in several if isinstance(one, type) and issubclass(one, enum.Enum)]:
-        choices = tuple(value for one in named for value in _choices(one))
-        return Union[(Literal[choices], *(one for one in several if one is not str))]
-    if len(several) > 1:
-        return functools.reduce(operator.or_, map(_for_pydantic, several))
-    if origin is Annotated and INFINITE in get_args(hint):
-        kind, *marks = get_args(hint)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if len(parts(hint)) > 1:
+        return functools.reduce(operator.or_, map(_for_pydantic, arguments))
+    if origin is Annotated and INFINITE in arguments:
+        kind, *marks = arguments
         return Annotated[(kind, AllowInfNan(True), *(mark for mark in marks if mark != INFINITE))]
     if origin in (list, tuple):
-        return origin[tuple(map(_for_pydantic, get_args(hint)))]  # type: ignore[index]
+        return origin[tuple(map(_for_pydantic, arguments))]  # type: ignore[index]
     return hint
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
-from rewards.trl_interface import TRL_KEYWORDS, UNSEEN, members, reward_name, said_by
+from rewards.trl_interface import UNSEEN, members, reward_name, said_by
 from rloo_kit.errors import DatasetError, RewardError
 from rloo_kit.policy.thinking import check_thinking
 
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     import trl
     from transformers import PreTrainedTokenizerBase
 
-TAKEN = ("self", *TRL_KEYWORDS)  # columns that TRL's keywords would hide from rewards
 LOOKED_AT = 10_000  # rows that are looked at before training; the others as they come
 TRAINED_ON = "train_dataset"
 AS_MESSAGES = "[{'role': 'user', 'content': text}]"
+
+
+# --- datasets ---------------------------------------------------------------------------------------------
 
 
 def check_dataset(
@@ -48,10 +50,10 @@ def check_dataset(
     prompts = [row.get("prompt") for row in first[:1]] if stream else dataset["prompt"][:LOOKED_AT]
     check_prompts(prompts, tokenizer, name)
     if tokenizer is not None and not isinstance(prompts[0], str):
-        how = getattr(args, "chat_template_kwargs", None) or {}
-        check_thinking(tokenizer, how)
+        template_kwargs = getattr(args, "chat_template_kwargs", None) or {}
+        check_thinking(tokenizer, template_kwargs)
         for index, prompt in enumerate(prompts[:16]):
-            _check_rendered(prompt, tokenizer, how, _place(name, index, prompt))
+            _check_rendered(prompt, tokenizer, template_kwargs, _place(name, index, prompt))
 
 
 def not_a_dataset(given: object, name: str, where: str) -> DatasetError:
@@ -67,18 +69,15 @@ def not_a_dataset(given: object, name: str, where: str) -> DatasetError:
 
 
 def _check_columns(columns: Sequence[str], name: str) -> None:
-    what, todo = "", ""
-    if "prompt" not in columns and columns:
-        what = "the dataset has no column 'prompt'"
+    where = f"{name}, whose columns are {sorted(columns)}"
+    if columns and "prompt" not in columns:
         todo = "rename the column that holds the prompts: dataset.rename_column(name, 'prompt')"
-    elif taken := [column for column in columns if column in TAKEN]:
-        what = f"the dataset has a column {taken[0]!r}, and rewards get another argument of that name"
-        todo = f"rename it: dataset.rename_column({taken[0]!r}, 'given_{taken[0]}')"
-    elif {"image", "images"} & set(columns):
-        what = "the dataset has images, and rloo_kit trains text policies"
+        raise DatasetError("the dataset has no column 'prompt'", where=where, todo=todo)
+    if {"image", "images"} & set(columns):  # they would be left out without a word
         todo = "drop the column with dataset.remove_columns, or train with trl.RLOOTrainer"
-    if what:
-        raise DatasetError(what, where=f"{name}, whose columns are {sorted(columns)}", todo=todo)
+        raise DatasetError(
+            "the dataset has images, and rloo_kit trains text policies", where=where, todo=todo
+        )
 
 
 def check_prompts(prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
@@ -88,7 +87,7 @@ def check_prompts(prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase | N
         what, todo = _fault(prompt)
         if not what and isinstance(prompt, str) != isinstance(prompts[0], str):
             what, todo = "some prompts are texts and others are conversations", f"make all {AS_MESSAGES}"
-        elif not what and not isinstance(prompt, str) and not renders:
+        if not what and not isinstance(prompt, str) and not renders:
             what = "the prompts are conversations and the tokenizer has no chat template"
             todo = "use an instruct or chat checkpoint, or give plain strings as prompts"
         if what:
@@ -113,20 +112,23 @@ def _fault(prompt: Any) -> tuple[str, str]:
         if not isinstance(content, str) and not calls_a_tool:
             what = f"the content of a message must be text, and one is a {type(content).__name__}"
             return what, "write it; of one in parts join them: ''.join(part['text'] for part in content)"
-    text = prompt if is_text else _text_of(prompt)
-    return ("", "") if text.strip() else ("a prompt is empty", "drop such rows with dataset.filter")
+    return (
+        ("", "") if _text_of(prompt).strip() else ("a prompt is empty", "drop such rows with dataset.filter")
+    )
 
 
-def _text_of(messages: Sequence[Any]) -> str:
-    return "".join(message.get("content") or "" for message in messages)
+def _text_of(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else "".join(message.get("content") or "" for message in prompt)
 
 
-def _check_rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, how: dict[str, Any], where: str) -> None:
+def _check_rendered(
+    prompt: Any, tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any], where: str
+) -> None:
     """The chat template may leave a message out, as Qwen3's does one of an unknown role, and nothing says so."""
     last, what = prompt[-1], ""
+    how = {"tokenize": False, "add_generation_prompt": True, **template_kwargs}
     try:
-        rendered = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **how)
-        if str(last.get("content") or "").strip()[:40] not in rendered:
+        if str(last.get("content") or "").strip()[:40] not in tokenizer.apply_chat_template(prompt, **how):
             what = f"leaves out the prompt's last message, of role {last.get('role')!r}"
     except Exception as error:  # a template raises what it likes
         what = f"cannot render a prompt: {error}"
@@ -137,12 +139,9 @@ def _check_rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, how: dict[s
 
 def longest_prompts(dataset: Dataset | IterableDataset, count: int = 16) -> tuple[list[int], list[Any]]:
     """The rows and the prompts with the most characters, which likely have the most tokens; of a stream the first."""
-    prompts = (
-        [row["prompt"] for row in dataset.take(1)]
-        if isinstance(dataset, IterableDataset)
-        else dataset["prompt"][:]
-    )
-    sizes = [len(one if isinstance(one, str) else _text_of(one)) for one in prompts]
+    stream = isinstance(dataset, IterableDataset)
+    prompts = [row["prompt"] for row in dataset.take(1)] if stream else dataset["prompt"][:]
+    sizes = [len(_text_of(prompt)) for prompt in prompts]
     rows = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)[:count]
     return rows, [prompts[row] for row in rows]
 
@@ -168,23 +167,19 @@ def check_lengths(
         raise DatasetError(what, where=where, todo=todo)
 
 
-def check_rewards(reward_funcs: Sequence[object], reward_weights: Sequence[float] | None, where: str) -> None:
-    """Check that there are rewards, and their weights (:func:`check_weights`)."""
-    if not reward_funcs:
-        what = "there is no reward function, so every reward is 0 and nothing is learned"
-        todo = "pass at least one: def reward(completions, **kwargs) -> list[float]"
-        raise RewardError(what, where="RLOOTrainer(reward_funcs=[])", todo=todo)
-    check_weights(reward_funcs, reward_weights, where)
+# --- rewards ----------------------------------------------------------------------------------------------
 
 
 def check_weights(reward_funcs: Sequence[object], reward_weights: Sequence[float] | None, where: str) -> None:
     """Check that there are as many weights as rewards, all finite and not all zero; None weighs all alike."""
-    given, what = [] if isinstance(reward_weights, str | dict | None) else list(reward_weights), ""
-    if len(given) != len(reward_funcs):
-        what = f"there are {len(given)} reward_weights for {len(reward_funcs)} reward functions"
-    elif not any(given) or not all(map(math.isfinite, given)):
+    if reward_weights is None:
+        return
+    weights, what = [] if isinstance(reward_weights, str | dict) else list(reward_weights), ""
+    if len(weights) != len(reward_funcs):
+        what = f"there are {len(weights)} reward_weights for {len(reward_funcs)} reward functions"
+    elif not any(weights) or not all(map(math.isfinite, weights)):
         what = "reward_weights must be finite and not all 0"
-    if what and reward_weights is not None:
+    if what:
         todo = "give a list with one weight per function, in the same order: [1.0, 0.5]"
         raise RewardError(what, where=f"{where}(reward_weights={reward_weights!r})", todo=todo)
 
@@ -197,7 +192,7 @@ def check_thoughts(reward_funcs: Sequence[object], tokenizer: PreTrainedTokenize
         if not isinstance(tokens, ThinkTokens) or said_by(reward, "aim") != "thought":
             continue  # one that reads the answer alone needs none: a policy that never thinks answers with all
         ids = (tokens.open_id, tokens.close_id)
-        written = {name for name, number in vocabulary.items() if number in ids}
+        written = {text for text, token_id in vocabulary.items() if token_id in ids}
         if len(written) < 2 or (tokens == QWEN3 and written != {OPEN, CLOSE}):
             name = reward_name(reward)  # type: ignore[arg-type]
             what = f"'{name}' looks for a thought between the tokens {ids[0]} and {ids[1]}, which the tokenizer has not"

@@ -1,8 +1,6 @@
-"""Every error the kit raises on purpose.
+"""Every error the kit raises on purpose: what is wrong, where, and what to do; values from a .env file are left out.
 
-Each message has three parts, in this order: what is wrong, where (function, sample, value), and what to do.
-Each class also derives from the built-in it resembles, so ``except ValueError`` goes on working.  A bug of the
-kit itself raises none of these.  Values from a .env file are left out.
+Each class also derives from the built-in it resembles, so ``except ValueError`` goes on working.
 """
 
 from __future__ import annotations
@@ -11,23 +9,16 @@ from rloo_kit.redact import without_hidden
 
 
 class RLOOKitError(Exception):
-    """Base of the kit's errors.
-
-    Args:
-        what: what is wrong, one clause.
-        where: the culprit: function, sample, value.
-        todo: what to do, as an instruction.
-    """
+    """Base of the kit's errors: what is wrong, one clause; where: function, sample, value; todo, as an instruction."""
 
     def __init__(self, what: str, *, where: str = "", todo: str = "") -> None:
-        what, where, todo = (without_hidden(part) for part in (what, where, todo))
-        self.what, self.where, self.todo = what, where, todo
-        parts = [what.rstrip(".") + "."]
+        self.what, self.where, self.todo = map(without_hidden, (what, where, todo))
+        lines = [self.what.rstrip(".") + "."]
         if where:
-            parts.append(f"Where: {where.rstrip('.')}.")
+            lines.append(f"Where: {self.where.rstrip('.')}.")
         if todo:
-            parts.append(f"What to do: {todo.rstrip('.')}{'' if todo.endswith('?') else '.'}")
-        super().__init__("\n".join(parts))
+            lines.append(f"What to do: {self.todo.rstrip('.')}{'' if todo.endswith('?') else '.'}")
+        super().__init__("\n".join(lines))
 
 
 class ImportOrderError(RLOOKitError, ImportError):
@@ -51,10 +42,8 @@ class DatasetError(RLOOKitError, ValueError):
 
 
 class RewardError(RLOOKitError, ValueError):
-    """Reward functions that cannot be trained on: none, or weights that do not match.
-
-    What a single function returns is checked by ``rewards.guarded``, which raises its own ``RewardValueError``.
-    """
+    """Reward functions that cannot be trained on: none, or weights that do not match.  (What a function returns is
+    checked by ``rewards.guarded``, which raises ``rewards.RewardValueError``.)"""
 
 
 class NonFiniteError(RLOOKitError, FloatingPointError):

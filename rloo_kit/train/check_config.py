@@ -1,29 +1,23 @@
 """Types and ranges of a run's settings, and which of them do not go together.
 
-For ``RLOOConfig``, the trainer and the command line.  A range refuses what cannot train, not what trains badly, of
-which :mod:`rloo_kit.watch` speaks; what transformers and TRL refuse clearly, before a step, is left to them.  Neither
-torch nor TRL is imported, so that a file of settings can be looked at without them.
+A range refuses what cannot train, not what trains badly, of which :mod:`rloo_kit.watch` speaks; what transformers and
+TRL refuse clearly, before a step, is left to them.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import functools
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
-from annotated_types import Ge, Gt, Interval, MinLen
+from annotated_types import Ge, Gt, Interval
 
 from rewards.errors import RewardValueError
-from rloo_kit import argument_types
-from rloo_kit.argument_types import INFINITE, Count, Hint, Natural
+from rloo_kit import advantages, argument_types
+from rloo_kit.argument_types import INFINITE, Count, Hint
 from rloo_kit.errors import ConfigError, RLOOKitError
 from rloo_kit.memory.settings import IDLE
-from rloo_kit.session.versions import TESTED, version_of
 
 if TYPE_CHECKING:
     import trl
@@ -36,8 +30,6 @@ HANDLERS: dict[str, Handler] = {}
 """Functions given as ``on_unhealthy``, by the name under which a configuration keeps them: it is saved with every
 checkpoint, and a notebook's functions cannot be."""
 
-ESTIMATORS = ("rloo", "grpo", "dr_grpo", "reinforce")
-
 DICTS = ("generation_kwargs", "chat_template_kwargs", "model_init_kwargs", "lr_scheduler_kwargs")
 
 RANGES: dict[Hint, str] = {
@@ -46,21 +38,15 @@ RANGES: dict[Hint, str] = {
     Count | None: "num_generations_eval steps_per_generation generation_batch_size generation_rows",
     Annotated[int, Ge(2)]: "num_generations",
     Annotated[int, Interval(ge=1, le=10**9)] | Literal[-1]: "max_steps",
-    Annotated[float, Interval(gt=0, le=10**6)]: "num_train_epochs",
     argument_types.Seed: "seed",
-    Natural: "top_k",
-    argument_types.Share: "weight_decay",
     argument_types.Temperature: "temperature",
     Annotated[float, Interval(ge=0, le=10)]: "learning_rate",
     Annotated[float, Interval(ge=0, le=1000)]: "beta",
     Annotated[float, Interval(gt=0, lt=1)]: "epsilon",
     argument_types.Positive | None: "epsilon_high",
-    # At 0 a weight without a gradient becomes NaN.
-    Annotated[float, Interval(ge=1e-37, le=1)]: "adam_epsilon",
     Annotated[float, Ge(0), INFINITE]: "max_grad_norm",
     Annotated[float, Gt(0), INFINITE]: "reward_limit",
     tuple[Annotated[float, INFINITE], Annotated[float, INFINITE]] | None: "reward_clip_range",
-    Annotated[str, MinLen(1)] | None: "output_dir",
     dict[str, Any] | None: " ".join(DICTS),
     # transformers replaces them by objects of its own, and checks them itself.
     Any: "accelerator_config fsdp fsdp_config debug deepspeed liger_kernel_config report_to",
@@ -85,19 +71,6 @@ def narrowed(types: Mapping[str, Hint]) -> dict[str, Hint]:
     return dict(types) | {name: hint for hint, names in RANGES.items() for name in names.split()}
 
 
-@functools.cache
-def written_down() -> Mapping[str, Hint]:
-    """The type of every argument as ``signature.pyi`` has it, for a look at settings without TRL and unsloth, whose
-    imports take seconds.  Empty beside other releases than it was written for."""
-    if any(version_of(name) != TESTED[name] for name in ("trl", "transformers")):
-        return {}
-    tree = ast.parse(Path(__file__).with_name("signature.pyi").read_bytes())
-    made = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)).args
-    found = {one.arg: ast.unparse(one.annotation) for one in [*made.args, *made.kwonlyargs] if one.annotation}
-    names = {"Any": Any, "Literal": Literal, "Callable": Callable}
-    return narrowed({name: eval(text, names) for name, text in found.items()})
-
-
 def checked(given: Mapping[str, Any], types: Mapping[str, Hint]) -> dict[str, Any]:
     """Settings as plain Python has them, each of its type and within its range.
 
@@ -108,11 +81,11 @@ def checked(given: Mapping[str, Any], types: Mapping[str, Hint]) -> dict[str, An
     for name in given.keys() & set(DICTS):
         with contextlib.suppress(ValueError, TypeError):  # a command line gives its JSON text
             given[name] = json.loads(given[name])
-    loaded = sys.modules.get("rloo_kit.advantages")  # not for the command line's first look: it imports torch
-    choices = {"on_unhealthy": ("warn", "stop", *HANDLERS)}
-    choices["advantage_estimator"] = tuple(loaded.ESTIMATORS if loaded else ESTIMATORS)
-    types = {**types, **{name: Literal[some] for name, some in choices.items()}}
-    return argument_types.check(given, types, "RLOOConfig", ADVICE)
+    registered = {
+        "advantage_estimator": Literal[tuple(advantages.ESTIMATORS)],
+        "on_unhealthy": Literal[("warn", "stop", *HANDLERS)],
+    }
+    return argument_types.check(given, {**types, **registered}, "RLOOConfig", ADVICE)
 
 
 def check_together(args: trl.RLOOConfig, processes: int = 1) -> None:
@@ -123,27 +96,16 @@ def check_together(args: trl.RLOOConfig, processes: int = 1) -> None:
     """
     clip, k = args.reward_clip_range, args.num_generations
     steps = args.steps_per_generation or args.gradient_accumulation_steps
-    size = args.generation_batch_size or args.per_device_train_batch_size * processes * steps
-    if size % k:  # unsloth would change the batch instead
-        what = f"a generation batch of {size} completions does not divide into groups of {k}"
-        todo = f"make batch x accumulation x processes ({processes}) a multiple of {k}, such as {size - size % k + k}"
+    rows = args.generation_batch_size or args.per_device_train_batch_size * processes * steps
+    if rows % k:  # unsloth would change the batch instead
+        what = f"a generation batch of {rows} completions does not divide into groups of {k}"
+        todo = f"make batch x accumulation x processes ({processes}) a multiple of {k}, such as {rows - rows % k + k}"
         _refuse(args, what, todo, "per_device_train_batch_size", "steps_per_generation", "num_generations")
-    rows, k_eval = args.per_device_eval_batch_size * processes, args.num_generations_eval or k
-    if args.eval_strategy != "no" and rows % k_eval:  # TRL's own error does not name the settings
-        what = f"an evaluation's batch of {rows} completions does not divide into groups of {k_eval}"
-        todo = f"set per_device_eval_batch_size={k_eval}, or leave it out"
-        _refuse(args, what, todo, "per_device_eval_batch_size", "num_generations", "num_generations_eval")
-    if args.fp16 and args.bf16:
-        _refuse(args, "these are two precisions", "leave both out: the device decides", "fp16", "bf16")
     if clip is not None and not clip[0] < clip[1]:
         what = "the range that rewards are clipped to is inverted or empty, so every reward would be the same"
         _refuse(args, what, ADVICE["reward_clip_range"], "reward_clip_range")
-    if args.use_bias_correction_kl and args.beta and args.kl_placement != "loss":
-        what = "use_bias_correction_kl multiplies a KL term in the loss by the ratio, and it is in the reward"
-        todo = "set kl_placement='loss', as GRPO has it, or remove use_bias_correction_kl"
-        _refuse(args, what, todo, "use_bias_correction_kl", "kl_placement")
-    best = args.load_best_model_at_end or args.save_strategy == "best"
-    if best and args.metric_for_best_model in ("loss", "eval_loss"):
+    takes_best = args.load_best_model_at_end or args.save_strategy == "best"
+    if takes_best and args.metric_for_best_model in ("loss", "eval_loss"):
         what = "the best checkpoint would be chosen by the loss, which reads about 0 in every RLOO run"
         _refuse(args, what, "take 'eval_reward', with greater_is_better=True", "metric_for_best_model")
 
@@ -161,39 +123,39 @@ def refused_as_ours(where: str, given: Mapping[str, object]) -> Iterator[None]:
     except (RLOOKitError, RewardValueError):
         raise
     except (ValueError, TypeError, KeyError, ImportError, NotImplementedError, OSError) as error:
-        said = " ".join(str(error).split())[:300]
-        what, named = f"TRL or transformers refuses it: {said}", [name for name in given if name in said]
-        todo = "change what the message names"
+        reason = " ".join(str(error).split())[:300]
+        # Of a choice that does not exist transformers names the value alone: "cosin is not a valid SchedulerType".
+        named = [
+            name for name, value in given.items() if name in reason or reason.startswith(f"{value} is not")
+        ]
+        what, todo = f"TRL or transformers refuses it: {reason}", "change what the message names"
         raise ConfigError(what, where=f"{where}({', '.join(named)})", todo=todo) from error
 
 
-def doubts(args: trl.RLOOConfig) -> list[str]:
+def doubts(args: trl.RLOOConfig) -> Iterator[str]:
     """Combinations that are legal but probably unintended, a sentence or two each; the caller warns of them."""
-    in_loss, found = args.kl_placement == "loss", []
-    if args.beta and in_loss and args.kl_estimator == "k1":
-        found.append(
-            "kl_estimator='k1' in the loss has no effect: its expected gradient is 0. Use 'k2' or 'k3'."
-        )
-    if args.beta and args.advantage_estimator == "grpo" and not in_loss and not args.skip_dead_groups:
-        found.append(
+    if args.beta and args.kl_placement == "loss" and args.kl_estimator == "k1":
+        yield "kl_estimator='k1' in the loss has no effect: its expected gradient is 0. Use 'k2' or 'k3'."
+    by_spread = args.advantage_estimator == "grpo" and args.kl_placement != "loss"
+    if args.beta and by_spread and not args.skip_dead_groups:
+        yield (
             "advantage_estimator='grpo' divides by each group's spread, which in a group of equal rewards is that "
             "of the KL term alone: noise becomes a full-size advantage. Set kl_placement='loss' or "
             "skip_dead_groups=True."
         )
     if args.warmup_steps >= 1 and 0 < args.max_steps <= args.warmup_steps:
-        found.append(
+        yield (
             f"warmup_steps={args.warmup_steps:g} is no less than max_steps={args.max_steps}, so learning_rate is never "
             "reached. Below 1 it is a share of the run: warmup_steps=0.1."
         )
     # TRL samples from the policy as these cut it, and takes log-probabilities of all of it.
-    asked = {name: getattr(args, name) for name in IDLE if name != "temperature"}
-    cut = [f"{name}={value}" for name, value in asked.items() if value not in (IDLE[name], None)]
-    given = {} if args.use_vllm or not args.generation_kwargs else args.generation_kwargs
-    cut += [f"generation_kwargs {name}={value}" for name, value in given.items() if "cache" not in name]
-    if cut:
-        found.append(
-            f"{', '.join(cut)}: completions are sampled from another distribution than the one that is trained, so the "
-            "gradient is slightly biased, and so are ratio and KL. Remove it for training; policy.generate takes it "
-            "for sampling afterwards."
+    settings = {name: getattr(args, name) for name in IDLE if name != "temperature"}
+    cuts = [f"{name}={value}" for name, value in settings.items() if value not in (IDLE[name], None)]
+    options = {} if args.use_vllm else args.generation_kwargs or {}
+    cuts += [f"generation_kwargs {name}={value}" for name, value in options.items() if "cache" not in name]
+    if cuts:
+        yield (
+            f"{', '.join(cuts)}: completions are sampled from another distribution than the one that is trained, so "
+            "the gradient is slightly biased, and so are ratio and KL. Remove it for training; policy.generate takes "
+            "it for sampling afterwards."
         )
-    return found

@@ -18,13 +18,13 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 import rewards
 from rloo_kit import data_checks
-from rloo_kit.errors import ArgumentError, ConfigError, DatasetError
+from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
 from rloo_kit.memory.hardware import vllm_setting
 from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Policy, warn_of_temperature
 from rloo_kit.session import multi_process, output
 from rloo_kit.train import check_config, config, run_record
-from rloo_kit.train.renamed_args import TRAINER_GONE, TRAINER_OLD, todays
+from rloo_kit.train.renamed_args import TRAINER_OLD, todays
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -46,20 +46,13 @@ def completed(given: Arguments) -> Arguments:
         VersionError: a vLLM that TRL does not take.
         rewards.RewardValueError: a reward that cannot be called as TRL calls it.
     """
-    given = todays(given, set(ARGUMENTS), "RLOOTrainer", TRAINER_OLD, TRAINER_GONE)
+    given = todays(given, set(ARGUMENTS), "RLOOTrainer", TRAINER_OLD)
     if isinstance(policy := given.get("model"), Policy):
         given = {"processing_class": policy.tokenizer, **given, "model": policy.model}
-        template = getattr(given["processing_class"], "chat_template", None)
-        if template not in (None, policy.tokenizer.chat_template):
-            output.warn(
-                "processing_class has another chat template than the policy: training takes the first, evaluate, "
-                "policy.generate and policy.save the second. What to do: set policy.tokenizer.chat_template, and leave "
-                "processing_class out.",
-            )
     given["args"] = given.get("args") or config.RLOOConfig()
     _check_kinds(given)
     _check_model(given)
-    plain = not isinstance(given["args"], config.RLOOConfig)
+    warned = isinstance(given["args"], config.RLOOConfig)  # when it was made
     args = given["args"] = config.check(given["args"])
     if isinstance(given["model"], torch.nn.Module):
         check_vllm(args, given["model"])
@@ -70,7 +63,7 @@ def completed(given: Arguments) -> Arguments:
             # transformers' Trainer would switch it on for TRL's default; on a GPU unsloth keeps to the policy's.
             given["args"] = args = copy.copy(args)
             args.gradient_checkpointing = False
-    for doubt in check_config.doubts(args) if plain else ():  # ours has warned already
+    for doubt in () if warned else check_config.doubts(args):
         output.warn(doubt)
     given["reward_funcs"] = _guarded_rewards(given)
     return given
@@ -82,7 +75,6 @@ def _check_kinds(given: Arguments) -> None:
         "model": (str | torch.nn.Module, "rloo_kit.load_policy(...)"),
         "args": (trl.RLOOConfig, f"rloo_kit.RLOOConfig{'.from_grpo(args)' if of_grpo else '(...)'}"),
         "processing_class": (PreTrainedTokenizerBase | ProcessorMixin | None, "policy.tokenizer"),
-        "callbacks": (list | tuple | None, "[callback]"),
     }
     for name, (kind, right) in kinds.items():
         if not isinstance(value := given.get(name), kind):
@@ -98,12 +90,12 @@ def _check_model(given: Arguments) -> None:
     if named and (generated or model in CATALOGUE):
         what, todo = "the trainer takes a loaded model here, not a name", f"rloo_kit.load_policy({model!r})"
         raise ConfigError(what, where=f"RLOOTrainer(model={model!r})", todo=f"give model={todo}")
-    if "peft_config" in given and (generated or hasattr(model, "peft_config")):
-        raise ConfigError(
-            "peft_config would be ignored: the policy has its LoRA already, and on a GPU unsloth adds none here",
-            where="RLOOTrainer(peft_config=...)",
-            todo="remove it; r, lora_alpha and target_modules are load_policy's: load_policy(name, lora_rank=...)",
+    if generated and "peft_config" in given:
+        what, where = (
+            "peft_config would be ignored: unsloth adds no LoRA here",
+            "RLOOTrainer(peft_config=...)",
         )
+        raise ConfigError(what, where=where, todo="load_policy(name, lora_rank=...) adds the LoRA")
     if named or tokenizer is None:
         return
     # A token without a row in the embedding is an IndexError, or on a GPU an assertion that makes the device unusable.
@@ -121,26 +113,31 @@ def _check_model(given: Arguments) -> None:
 def _check_datasets(given: Arguments) -> None:
     evaluated = given.get("eval_dataset")
     parts = evaluated if isinstance(evaluated, dict) else {"": evaluated}
-    named = {"train_dataset": given.get("train_dataset")}
-    named |= {f"eval_dataset[{part!r}]" if part else "eval_dataset": one for part, one in parts.items()}
-    for name, dataset in named.items():
+    datasets = {"train_dataset": given.get("train_dataset")}
+    datasets |= {f"eval_dataset[{part!r}]" if part else "eval_dataset": rows for part, rows in parts.items()}
+    for name, dataset in datasets.items():
         if dataset is not None or name == "train_dataset":
             data_checks.check_dataset(dataset, given["args"], given.get("processing_class"), name)
 
 
 def _guarded_rewards(given: Arguments) -> list[Any]:
-    funcs, models = given.get("reward_funcs"), (str, torch.nn.Module)  # TRL calls models itself
-    funcs = [] if funcs is None else funcs if isinstance(funcs, list | tuple) else [funcs]
-    data_checks.check_rewards(funcs, given["args"].reward_weights, where="RLOOConfig")
-    columns, limit = data_checks.reward_columns(given["train_dataset"]), given["args"].reward_limit
+    args, funcs, models = given["args"], given.get("reward_funcs"), (str, torch.nn.Module)
+    funcs = funcs if isinstance(funcs, list | tuple) else [] if funcs is None else [funcs]
+    if not funcs:
+        what = "there is no reward function, so every reward is 0 and nothing is learned"
+        todo = "pass at least one: def reward(completions, **kwargs) -> list[float]"
+        raise RewardError(what, where="RLOOTrainer(reward_funcs=[])", todo=todo)
+    data_checks.check_weights(funcs, args.reward_weights, where="RLOOConfig")
+    columns = data_checks.reward_columns(given["train_dataset"])
     guarded = [
-        one if isinstance(one, models) else rewards.guarded(one, limit=limit, columns=columns)
-        for one in funcs
+        func if isinstance(func, models) else rewards.guarded(func, limit=args.reward_limit, columns=columns)
+        for func in funcs  # TRL calls models itself
     ]
     data_checks.check_thoughts(guarded, given.get("processing_class"))
-    callables = [one for one in guarded if not isinstance(one, models)]
+    callables = [func for func in guarded if not isinstance(func, models)]
     # TRL logs by name, and would average two rewards of one name into one line.
-    for func, name in zip(callables, data_checks.distinct([one.__name__ for one in callables]), strict=True):
+    names = data_checks.distinct([func.__name__ for func in callables])
+    for func, name in zip(callables, names, strict=True):
         func.__name__ = name
     return guarded
 
@@ -179,14 +176,9 @@ def check_launch(accelerator: Accelerator, args: trl.RLOOConfig, dataset: Datase
     if error := multi_process.downgrade(state.num_processes, kind, on_cpu=on_cpu, **engines):
         raise error
     if state.num_processes > 1 and isinstance(dataset, Dataset):
-        check_same(gather_object([run_record.digest(dataset)]))
-
-
-def check_same(digests: list[str]) -> None:
-    """Refuse processes, by rank, whose datasets differ."""
-    for rank, one in enumerate(digests):
-        if one != digests[0]:
+        digests = gather_object([run_record.digest(dataset)])
+        if len(set(digests)) > 1:
             what = "the processes have different rows, and would score one prompt's completions as another's"
-            where = f"RLOOTrainer(train_dataset=...), processes 0 and {rank} of {len(digests)}"
+            where = f"RLOOTrainer(train_dataset=...), by process {digests}"
             todo = "make it of a fixed seed, and at a fixed level: tasks.arithmetic(level=2, seed=0)"
             raise DatasetError(what, where=where, todo=todo)

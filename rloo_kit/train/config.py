@@ -1,7 +1,7 @@
 """``RLOOConfig``: TRL's, with defaults that mean the same on a CPU and on a GPU, and with the old names.
 
-On a GPU unsloth replaces TRL's config by one of its own with other defaults (learning rate, optimizer, batch, seed,
-...), so that one notebook means two things; here every such default is set.
+On a GPU unsloth replaces TRL's config by one of its own with other defaults (learning rate, optimizer, batch, seed);
+here every such default is set.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RLOOConfig(Base):
             per token "seq-mean-token-mean" (GRPO), "token-mean" (DAPO) and "seq-mean-token-sum-norm" (Dr. GRPO).
         importance_sampling_level: what has a ratio of its own: None is the aggregation's, "token" GRPO's, and
             "sequence" GSPO's, a completion's ratio normalised by its length.
-        use_bias_correction_kl: multiply the KL term in the loss by the ratio, as TRL's GRPO does: the expected
+        use_bias_correction_kl: multiply a KL term in the loss by the ratio, as TRL's GRPO does: the expected
             gradient of k3 is then that of each token's KL(policy || reference).
 
     Added, less work or memory for the same update:
@@ -150,8 +150,8 @@ class RLOOConfig(Base):
         kwargs |= {} if output_dir is None else {"output_dir": output_dir}
         given = renamed_args.todays(kwargs, known_names(type(self)), "RLOOConfig")
         _keep_functions(given)
-        items = dataclasses.fields(type(self))
-        defaults = {item.name: item.default for item in items if item.default is not dataclasses.MISSING}
+        fields = dataclasses.fields(type(self))
+        defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
         ours = {name: defaults[name] for name in inspect.get_annotations(RLOOConfig)}
         values = ours | check_config.checked(given, types()) | _precision(given)
         if "per_device_eval_batch_size" not in given:
@@ -176,9 +176,7 @@ class RLOOConfig(Base):
         __init__ = _settle
 
     def given(self) -> dict[str, Any]:
-        """What it was made with, by today's names, and what was set on it since; empty where it was unpickled."""
-        if "_given" not in vars(self):
-            return {}
+        """What it was made with, by today's names, and what was set on it since."""
         made = self._as_made
         return self._given | {n: v for n, v in vars(self).items() if n in made and v != made[n]}
 
@@ -186,9 +184,9 @@ class RLOOConfig(Base):
     def from_grpo(cls, config: trl.GRPOConfig, **changes: Any) -> Self:
         """The configuration whose update is that of TRL's ``GRPOTrainer`` with this ``GRPOConfig``.
 
-        What the update depends on is carried over, GRPO's advantages, loss and KL term included, and of the rest what
-        differs from ``GRPOConfig``'s defaults; ``changes``, by our names or GRPO's, take its place.
-        ``from_grpo(config, advantage_estimator="rloo")`` changes the advantages alone.
+        What the update depends on is carried over, and of the rest what differs from ``GRPOConfig``'s defaults;
+        ``changes``, by our names or GRPO's, take its place: ``from_grpo(config, advantage_estimator="rloo")`` changes
+        the advantages alone.
 
         Raises:
             ArgumentError: a setting that only GRPO's trainer has.
@@ -214,43 +212,38 @@ class RLOOConfig(Base):
         """
         from rloo_kit.train.suggested import suggest
 
-        given = {"output_dir": output_dir} | {
-            name: value for name, value in given.items() if value is not None
-        }
-        known = renamed_args.todays(given, known_names(cls), "RLOOConfig")
-        rows = suggest(policy, task, card, known)
-        made = cls(**{row.setting: row.value for row in rows})
-        made.reasons = tuple(rows)
+        given = {"output_dir": output_dir} | {name: v for name, v in given.items() if v is not None}
+        rows = suggest(policy, task, card, renamed_args.todays(given, known_names(cls), "RLOOConfig"))
+        config = cls(**{row.setting: row.value for row in rows})
+        config.reasons = tuple(rows)
         output.say("\n".join(map(str, rows)))
-        return made
+        return config
+
+    # --- tokens: kept by the configuration and its copies, and left out of what is shown, logged and pickled --
+
+    def to_dict(self) -> dict[str, Any]:
+        """As transformers has it, for loggers: no token, and no value from .env."""
+        return {name: without_secrets(value, name) for name, value in super().to_dict().items()}
 
     def __str__(self) -> str:
-        """As transformers has it, one setting a line: no token, also in a dict, and no value from .env."""
         settings = "".join(f"{name}={value},\n" for name, value in sorted(self.to_dict().items()))
         return f"{type(self).__name__}(\n{settings})"
 
     __repr__ = __str__
 
-    def to_dict(self) -> dict[str, Any]:
-        """As transformers has it, for loggers: no token, and no value from .env."""
-        return {name: without_secrets(value) for name, value in super().to_dict().items()}
-
     def __getstate__(self) -> dict[str, Any]:
-        """For a checkpoint's ``training_args.bin``, which people publish: no token, and no value from .env."""
-        kept = {name: value for name, value in vars(self).items() if name not in ("_given", "_as_made")}
-        return {n: None if n.endswith("_token") else without_secrets(value) for n, value in kept.items()}
-
-    # With its token, unlike what is written to a file.
+        """For a checkpoint's ``training_args.bin``, which people publish."""
+        return {name: without_secrets(value, name) for name, value in vars(self).items()}
 
     def __copy__(self) -> Self:
-        made = type(self).__new__(type(self))
-        made.__dict__.update(vars(self))
-        return made
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(vars(self))
+        return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        made = memo[id(self)] = copy.copy(self)
-        made.__dict__.update(copy.deepcopy(vars(self), memo))
-        return made
+        copied = copy.copy(self)
+        copied.__dict__.update(copy.deepcopy(vars(self), memo))
+        return copied
 
 
 OWN = tuple(n for n in inspect.get_annotations(RLOOConfig) if n not in trl.RLOOConfig.__dataclass_fields__)
@@ -259,7 +252,7 @@ OWN = tuple(n for n in inspect.get_annotations(RLOOConfig) if n not in trl.RLOOC
 
 def known_names(config_class: type) -> set[str]:
     """The arguments that a configuration takes: its fields, and what unsloth's generated class adds."""
-    known = {item.name for item in dataclasses.fields(config_class) if item.init}
+    known = {field.name for field in dataclasses.fields(config_class) if field.init}
     return known | set(inspect.signature(trl.RLOOConfig.__init__).parameters) - {"self", "kwargs"}
 
 
@@ -278,9 +271,9 @@ def check(args: trl.RLOOConfig) -> trl.RLOOConfig:
         ConfigError: the first value that is wrong, alone or beside the others.
     """
     if not isinstance(args, RLOOConfig):
-        means = {"kl_estimator": "k1", "skip_dead_groups": False, "live_plot": False, **PLAIN}
-        args, given = copy.copy(args), vars(args)
-        vars(args).update({name: getattr(RLOOConfig, name) for name in OWN} | means | given)
+        plain = {"kl_estimator": "k1", "skip_dead_groups": False, "live_plot": False, **PLAIN}
+        theirs, args = vars(args), copy.copy(args)
+        vars(args).update({name: getattr(RLOOConfig, name) for name in OWN} | plain | theirs)
     check_config.checked({name: value for name, value in vars(args).items() if name in types()}, types())
     check_config.check_together(args, multi_process.process_count())
     return args
@@ -307,12 +300,10 @@ def _precision(given: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def signature(config_class: type) -> inspect.Signature:
-    """All arguments, for ``help``, for what completes in a notebook, and for ``signature.pyi`` (scripts/docs.py).
-
-    ``output_dir``, which may be given by place, comes first, then the kit's own, and TRL's.
-    """
-    kind, fields = inspect.Parameter, dataclasses.fields(config_class)
-    defaults = {one.name: one.default for one in fields if one.init}
+    """All arguments, for ``help``, for what completes in a notebook, and for ``signature.pyi`` (scripts/docs.py):
+    ``output_dir``, which may be given by place, the kit's own, and TRL's."""
+    kind = inspect.Parameter
+    defaults = {field.name: field.default for field in dataclasses.fields(config_class) if field.init}
     kinds: dict[str, Any] = dict.fromkeys(("output_dir", *OWN, *defaults), kind.KEYWORD_ONLY)
     kinds["output_dir"] = kind.POSITIONAL_OR_KEYWORD
     return inspect.Signature([kind(name, kinds[name], default=defaults[name]) for name in kinds])

@@ -1,10 +1,9 @@
 """Log-probabilities of sampled tokens on a CPU, with less work: the head in tiles, and each distinct prompt once.
 
 The head's tiles of the vocabulary stay in cache, in place of unsloth's chunks of whole rows (unsloth_zoo/cpu/ops.py,
-``_ChunkedLogProbs``), which pass several times over logits that no cache holds; only where that is exact
-(:func:`is_exact`).  Prompts go once, and not once for each of their K completions, into transformers' own cache,
-gradient included, and the completions go on from it.  No attention is replaced, and columns and positions are those of
-the plain pass, so padding on the left stays where it is; only where that can be done (:func:`fits`).
+``_ChunkedLogProbs``); only where that is exact (:func:`is_exact`).  Prompts go once, and not once for each of their K
+completions, into transformers' own cache, gradient included, and the completions go on from it; only where that can be
+done (:func:`fits`).  Columns and positions are those of the plain pass, so padding on the left stays where it is.
 """
 
 from __future__ import annotations
@@ -42,13 +41,15 @@ def in_tiles(entropy: bool) -> Iterator[None]:
 
 
 def _head(
-    otherwise: Callable[..., Any], entropy: bool, hidden: torch.Tensor, weight: torch.Tensor, *rest: Any
+    unsloths: Callable[..., Any], entropy: bool, hidden: torch.Tensor, weight: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor | None, ...]:
     bias, targets, temperature, _, softcap, scale, outputs = rest
     if not is_exact(hidden, weight, bias, softcap, outputs):
-        return otherwise(hidden, weight, *rest)
-    wanted, grad = entropy and "entropy" in outputs, torch.is_grad_enabled()
-    log_probs, entropies = LogProbs.apply(hidden, weight.detach(), targets, scale / temperature, wanted, grad)
+        return unsloths(hidden, weight, *rest)
+    entropy, grad = entropy and "entropy" in outputs, torch.is_grad_enabled()
+    log_probs, entropies = LogProbs.apply(
+        hidden, weight.detach(), targets, scale / temperature, entropy, grad
+    )
     return log_probs, entropies, None, None, None
 
 
@@ -76,20 +77,18 @@ class LogProbs(torch.autograd.Function):
     def forward(ctx: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Of hidden (positions, H), weight (V, H), targets (positions,), slope; whether entropies and a gradient."""
         hidden, weight, targets, slope, entropy, gradient = given
-        log_probs = hidden.new_empty(len(hidden))
-        entropies = torch.empty_like(log_probs) if entropy else None
-        gradients = torch.empty_like(hidden) if gradient else None
-        for start in range(0, len(hidden), CPU_TILE):
-            block = slice(start, start + CPU_TILE)
-            found = _of_rows(hidden[block] * slope, weight, targets[block], means=entropy or gradient)
-            for whole, part in zip((log_probs, entropies, gradients), found, strict=True):
-                if whole is not None and part is not None:
-                    whole[block] = part
-        if gradients is not None:
-            ctx.save_for_backward(gradients.mul_(slope))
-        if entropies is not None:
-            ctx.mark_non_differentiable(entropies)
-        return log_probs, entropies
+        starts = range(0, len(hidden), CPU_TILE)
+        blocks = [
+            _of_rows(rows * slope, weight, targets[start : start + CPU_TILE], means=entropy or gradient)
+            for start, rows in zip(starts, hidden.split(CPU_TILE), strict=True)
+        ]
+        log_probs, entropies, gradients = zip(*blocks, strict=True)
+        if gradient:
+            ctx.save_for_backward(torch.cat(gradients).mul_(slope))
+        if not entropy:
+            return torch.cat(log_probs), None
+        ctx.mark_non_differentiable(joined := torch.cat(entropies))
+        return torch.cat(log_probs), joined
 
     @staticmethod
     def backward(ctx: Any, of_log_probs: torch.Tensor, _: object) -> tuple[torch.Tensor | None, ...]:
@@ -139,8 +138,7 @@ def _of_rows(
 
 
 class PromptCache(DynamicCache):
-    """Keys and values of distinct prompts; with ``rows`` set, read for each row and no longer added to: each layer
-    repeats what it reads and lets it go."""
+    """Keys and values of distinct prompts; with ``rows`` set, read for each row and no longer added to."""
 
     rows: torch.Tensor | None = None  # the prompt of each row
 
@@ -167,14 +165,14 @@ def sharing(model: Any, ids: torch.Tensor, mask: torch.Tensor, width: int) -> An
     if len(ids) < FEWEST * len(prompts):
         return model
     backbones = [module for module in model.modules() if hasattr(module, "embed_tokens")]
-    possible = len(backbones) == 1 and fits(model, backbones[0])
-    return partial(_shared, model, backbones[0], prompts, rows) if possible else model
+    if len(backbones) != 1 or not fits(model, backbones[0]):
+        return model
+    return partial(_shared, model, backbones[0], prompts, rows)
 
 
 def fits(model: Any, backbone: Any) -> bool:
-    """Whether the pass goes on from a cache as it would go on from the tokens: transformers' own forward on a CPU (not
-    unsloth's for a GPU), attention to all earlier tokens in each layer, and no layer computed again for its gradient
-    (transformers switches the cache off there)."""
+    """Whether the pass goes on from a cache as it would from the tokens: transformers' own forward on a CPU, attention
+    to all earlier tokens in each layer, and no layer computed again for its gradient (there is no cache then)."""
     config = backbone.config
     recomputed = any(getattr(module, "gradient_checkpointing", False) for module in backbone.modules())
     return (

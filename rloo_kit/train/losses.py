@@ -1,10 +1,9 @@
 """The policy-gradient loss of a micro-batch, and what each completion weighs in it: tensors in, tensors out.
 
-For the trainer.  The loss of an update is a weighted sum over its completions, and a completion's weight is settled
-once, over all that share the update: it does not matter how they are then cut into micro-batches and spread over
-processes, nor whether those without a signal are left out.  Several generation batches of an update are averaged
-(where neither ``steps_per_generation`` nor ``gradient_accumulation_steps`` divides the other:
-:class:`.microbatches.Layout`).
+The loss of an update is a weighted sum over its completions, and a completion's weight is settled once, over all that
+share the update: it does not matter how they are then cut into micro-batches and spread over processes, nor whether
+those without a signal are left out.  Several generation batches of an update are averaged (where neither
+``steps_per_generation`` nor ``gradient_accumulation_steps`` divides the other: :class:`.microbatches.Layout`).
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ AGGREGATIONS = ("seq-mean-token-sum", "seq-mean-token-mean", "token-mean", "seq-
 LEVELS = ("completion", "token", "sequence")  # what has a ratio of its own; see policy_loss
 
 
-def level_of(asked: str | None, aggregation: str) -> str:
-    """One of :data:`LEVELS`: the one that was asked for, else the aggregation's own."""
-    return asked or ("completion" if aggregation == "seq-mean-token-sum" else "token")
+def level_of(importance_sampling_level: str | None, aggregation: str) -> str:
+    """One of :data:`LEVELS`: the setting's, else the aggregation's own."""
+    return importance_sampling_level or ("completion" if aggregation == "seq-mean-token-sum" else "token")
 
 
 def row_weights(
@@ -87,27 +86,9 @@ def policy_loss(
 def clip_counts(
     ratio: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, clip: tuple[float, float]
 ) -> torch.Tensor:
-    """How many of :func:`policy_loss`'s ratios were clipped in this process; (5,): below, above, of all, and the
-    extremes that :func:`clip_metrics` takes."""
+    """How many of :func:`policy_loss`'s ratios were clipped in this process; (3,): below, above, of all."""
     if ratio.ndim == 2:
         advantages, ratio = advantages.unsqueeze(1).expand_as(ratio)[mask.bool()], ratio[mask.bool()]
-    low = ((ratio < clip[0]) & (advantages < 0)).float()
-    high = ((ratio > clip[1]) & (advantages > 0)).float()
-    none = low.new_tensor(torch.inf)
-    extremes = (low.min(), -high.max()) if len(low) else (none, none)
-    return torch.stack([low.sum(), high.sum(), low.new_tensor(len(low)), *extremes])
-
-
-def clip_metrics(counts: torch.Tensor) -> dict[str, float]:
-    """TRL's ``clip_ratio/*`` from the :func:`clip_counts` (processes, 5) of all processes; empty without any ratio."""
-    low, high, total = counts[:, :3].sum(0).tolist()
-    if not total:
-        return {}
-    least, most = counts[:, 3:].amin(0).tolist()
-    return {
-        "clip_ratio/low_mean": low / total,
-        "clip_ratio/low_min": least,
-        "clip_ratio/high_mean": high / total,
-        "clip_ratio/high_max": -most,
-        "clip_ratio/region_mean": (low + high) / total,
-    }
+    low = (ratio < clip[0]) & (advantages < 0)
+    high = (ratio > clip[1]) & (advantages > 0)
+    return torch.stack([low.sum(), high.sum(), torch.ones_like(low).sum()]).float()

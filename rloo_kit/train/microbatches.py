@@ -1,13 +1,12 @@
 """Which completions go through the model, in which micro-batch, and with how little padding.
 
-A completion whose advantage is 0 adds nothing to the gradient of the reward, so the remaining rows are packed into as
-few micro-batches as hold them, those of like length together, each cut to its own longest prompt and completion.  What
-a row weighs is settled before (:func:`.losses.row_weights`), so the update is the same.
+A completion whose advantage is 0 adds nothing to the gradient of the reward.  The others are packed into as few
+micro-batches as hold them, those of like length together, each cut to its own longest prompt and completion.  What a
+row weighs is settled before (:func:`.losses.row_weights`), so the update is the same.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,9 +57,9 @@ def micro_batches(
     shuffled = torch.randperm(len(batch["prompt_ids"]))
     batch["row_weight"] = torch.zeros(len(shuffled), device=accelerator.device)
     units = shuffled.split(layout.rows * layout.unit)
-    laid = [part for rows in units for part in _lay_out_unit(batch, rows, layout, accelerator)]
+    laid_out = [rows for unit in units for rows in _lay_out_unit(batch, unit, layout, accelerator)]
     tensors = {name: value for name, value in batch.items() if name != "live"}
-    return [select(tensors, rows, layout.trim) for rows in laid]
+    return [select(tensors, rows, layout.trim) for rows in laid_out]
 
 
 def _lay_out_unit(
@@ -82,7 +81,7 @@ def _lay_out_unit(
         needed = layout.unit if layout.filled else int(accelerator.gather(mine).max())
         spare = blocks_of([row for row in rows if not live[row]], layout.block, lengths)
         spare = spare[: max(0, needed - len(blocks))]
-        idle = list(itertools.chain.from_iterable(spare))
+        idle = [row for block in spare for row in block]
         batch["row_weight"][idle] = 0.0
         batch["completion_mask"][idle] = 0
         blocks = spare + blocks
@@ -102,8 +101,8 @@ def blocks_of(rows: Sequence[int], size: int, lengths: Sequence[int]) -> list[li
 def lay_out(
     blocks: Sequence[Sequence[int]], per_batch: int, batches: int, needed: int = 0
 ) -> list[list[int]]:
-    """Cut blocks into ``batches`` micro-batches of at most ``per_batch`` blocks, the empty ones first: at the last of
-    an update processes exchange gradients.  At least ``needed``, as many as other processes need, are not empty.
+    """Spread blocks over as few of ``batches`` micro-batches as hold them, at most ``per_batch`` in each, or over
+    ``needed``, as many as other processes fill; the empty ones first: at the last one processes exchange gradients.
 
     >>> lay_out([[0], [1], [2]], per_batch=2, batches=3)
     [[], [0, 1], [2]]
@@ -111,12 +110,11 @@ def lay_out(
     [[0], [1], [2]]
     """
     filled = max(needed, math.ceil(len(blocks) / per_batch))
-    each, over = divmod(len(blocks), filled) if needed else (per_batch, 0)
-    starts = [index * each + min(index, over) for index in range(filled + 1)]
-    laid: list[list[int]] = [[] for _ in range(batches - filled)]
-    for start, stop in itertools.pairwise(starts):
-        laid.append([row for block in blocks[start:stop] for row in block])
-    return laid
+    laid_out: list[list[int]] = [[] for _ in range(batches - filled)]
+    for index in range(filled):
+        start, stop = (-(-len(blocks) * edge // filled) for edge in (index, index + 1))
+        laid_out.append([row for block in blocks[start:stop] for row in block])
+    return laid_out
 
 
 def select(batch: dict[str, torch.Tensor], rows: Sequence[int], trim: bool = True) -> dict[str, torch.Tensor]:

@@ -7,7 +7,6 @@ written from the tables.
 from __future__ import annotations
 
 import dataclasses
-import sys
 import warnings
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -99,19 +98,16 @@ CONFIG_GONE = {
 }
 """Arguments without an equal in ``RLOOConfig``, and what to write instead."""
 
-TRAINER_GONE = {
-    **_each("ref_policy ref_model", "remove it: the reference is the policy when the trainer was made"),
-    "value_model": "remove it: the leave-one-out baseline needs no value model",
-    "data_collator": "remove it: prompts are tokenized by the trainer",
-}
-"""Arguments without an equal in ``RLOOTrainer``, and what to do instead."""
-
-_CARRIED = """
-loss_type scale_rewards importance_sampling_level use_bias_correction_kl beta seed num_generations
-per_device_train_batch_size gradient_accumulation_steps steps_per_generation per_device_eval_batch_size
-learning_rate optim weight_decay warmup_steps
-"""
-_OF_THE_UPDATE = _CARRIED.split()
+_OF_THE_UPDATE = (
+    *("loss_type", "scale_rewards", "importance_sampling_level", "use_bias_correction_kl", "beta", "seed"),
+    *(
+        "num_generations",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "steps_per_generation",
+    ),
+    *("per_device_eval_batch_size", "learning_rate", "optim", "weight_decay", "warmup_steps"),
+)
 """Settings of a ``GRPOConfig`` that are carried over even where it has them by default, since ours are others."""
 
 
@@ -120,7 +116,6 @@ def todays(
     known: set[str],
     where: str,
     old: Mapping[str, str] = CONFIG_OLD,
-    gone: Mapping[str, str] = CONFIG_GONE,
     *,
     mapped: bool = True,
 ) -> Settings:
@@ -130,47 +125,49 @@ def todays(
     Raises:
         ArgumentError: a name or a value without an equal, an unknown name, or one setting by two names.
     """
-    grpo, left_out = (GRPO, LEFT_OUT) if gone is CONFIG_GONE else ({}, {})
+    of_config = old is CONFIG_OLD
     settings: Settings = {}
-    said = []
+    notes = []
     for name, value in given.items():
-        written, values = f"{name}={shown(name, value)}", grpo.get(name, {})
+        written, equals = f"{name}={shown(name, value)}", GRPO.get(name, {}) if of_config else {}
         if name in known:
             ours = {name: value}
-        elif name in left_out:
-            said.append(f"{written} is left out: {left_out[name]}")
+        elif of_config and name in LEFT_OUT:
+            notes.append(f"{written} is left out: {LEFT_OUT[name]}")
             continue
         elif name in old:
             ours = {old[name]: value}
-            said += [f"{name} is now {old[name]}"] * mapped
-        elif isinstance(value, Hashable) and value in values:
-            ours = values[value]
-            said += [f"{written} is {', '.join(f'{key}={one!r}' for key, one in ours.items())}"] * mapped
+            notes += [f"{name} is now {old[name]}"] * mapped
+        elif isinstance(value, Hashable) and value in equals:
+            ours = equals[value]
+            notes += [f"{written} is {', '.join(f'{key}={one!r}' for key, one in ours.items())}"] * mapped
         else:
-            what = f"{name} {'has no equal here' if name in gone else 'is no argument'}"
-            todo = did_you_mean(_MEANT.get(name, name), {*known, *grpo}, f"see help(rloo_kit.{where})")
-            trl = sys.modules.get("trl")  # not for the command line's first look
-            if values or (grpo and trl and name in trl.GRPOConfig.__dataclass_fields__):
-                what = f"{written}: GRPO's, without an equal here"
-                todo = "remove it: RLOO has no such part; trl.GRPOTrainer has"
-            raise ArgumentError(what, where=f"{where}({written})", todo=gone.get(name, todo))
+            raise _without_equal(name, written, where, known, of_config)
         if twice := next((new for new in ours if new in settings and settings[new] != ours[new]), None):
             what = f"{twice} is given twice, with different values"
             raise ArgumentError(what, where=f"{where}({written})", todo=f"keep {twice} alone")
         settings |= ours
-    if said:
-        output.warn(f"{where}: {'; '.join(said)}.", FutureWarning)
+    if notes:
+        output.warn(f"{where}: {'; '.join(notes)}.", FutureWarning)
     return settings
+
+
+def _without_equal(name: str, written: str, where: str, known: set[str], of_config: bool) -> ArgumentError:
+    import trl  # not before unsloth
+
+    what = f"{name} is no argument"
+    todo = did_you_mean(_MEANT.get(name, name), {*known, *GRPO}, f"see help(rloo_kit.{where})")
+    if of_config and name in trl.GRPOConfig.__dataclass_fields__:
+        what = f"{written}: GRPO's, without an equal here"
+        todo = "remove it: RLOO has no such part; trl.GRPOTrainer has"
+    if of_config and name in CONFIG_GONE:
+        what, todo = f"{written} has no equal here", CONFIG_GONE[name]
+    return ArgumentError(what, where=f"{where}({written})", todo=todo)
 
 
 def of_grpo(config: trl.GRPOConfig, changes: Mapping[str, Any], known: set[str]) -> Settings:
     """The settings of a ``GRPOConfig`` that differ from its defaults, and all that its update depends on, in ours;
-    GRPO's KL term is k3 in the loss.  ``changes`` take the place of what was carried over.
-
-    Raises:
-        ConfigError: not a ``GRPOConfig``.
-        ArgumentError: as :func:`todays`.
-    """
+    GRPO's KL term is k3 in the loss.  ``changes`` take the place of what was carried over."""
     where = "RLOOConfig.from_grpo"
     if not hasattr(config, "loss_type"):
         what = f"from_grpo takes TRL's GRPOConfig, and this is a {type(config).__name__}"
@@ -179,14 +176,14 @@ def of_grpo(config: trl.GRPOConfig, changes: Mapping[str, Any], known: set[str])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plain = vars(type(config)(output_dir=config.output_dir, **precision))
-    found = {item.name: getattr(config, item.name) for item in dataclasses.fields(config) if item.init}
-    found = {n: v for n, v in found.items() if n in _OF_THE_UPDATE or v != plain[n]}
-    found |= {"output_dir": config.output_dir, "kl_placement": "loss", "kl_estimator": "k3"}
+    settings = {item.name: getattr(config, item.name) for item in dataclasses.fields(config) if item.init}
+    settings = {n: v for n, v in settings.items() if n in _OF_THE_UPDATE or v != plain[n]}
+    settings |= {"output_dir": config.output_dir, "kl_placement": "loss", "kl_estimator": "k3"}
     if config.fp16 or not config.bf16:
-        found |= precision
-    found.pop("generation_batch_size", None)  # derived from the others
+        settings |= precision
+    settings.pop("generation_batch_size", None)  # derived from the others
     if config.steps_per_generation == config.gradient_accumulation_steps:
-        found.pop("steps_per_generation")
-    kept = {n: v for n, v in found.items() if n not in changes}
+        settings.pop("steps_per_generation")
+    kept = {n: v for n, v in settings.items() if n not in changes}
     changes = {n: v for n, v in changes.items() if n in {*known, *GRPO} or v != plain.get(n, ...)}
     return todays(kept, known, where, mapped=False) | todays(changes, known, where, mapped=False)

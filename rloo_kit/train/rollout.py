@@ -11,8 +11,7 @@ from contextlib import chdir, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit import data_checks
-from rloo_kit.advantages import dead_groups, total_rewards
-from rloo_kit.errors import ConfigError, RewardError
+from rloo_kit.errors import ConfigError
 from rloo_kit.memory import out_of_memory
 from rloo_kit.policy import generate, thinking
 from rloo_kit.policy.generate import SlicedGenerate
@@ -69,9 +68,12 @@ class RolloutTrainer(ResumableTrainer):
 
     def _padded(self, prompt_ids: Sequence[list[int]], completion_ids: Sequence[list[int]]) -> Batch:
         def padded(rows: Sequence[Sequence[int]], side: str, value: int = 0) -> torch.Tensor:
-            tensors, multiple = [torch.tensor(row) for row in rows], self.pad_to_multiple_of
-            found = pad(tensors, padding_value=value, padding_side=side, pad_to_multiple_of=multiple)
-            return found.to(self.accelerator.device)
+            how = {
+                "padding_value": value,
+                "padding_side": side,
+                "pad_to_multiple_of": self.pad_to_multiple_of,
+            }
+            return pad([torch.tensor(row) for row in rows], **how).to(self.accelerator.device)
 
         pad_id = self._tokenizer.pad_token_id
         counted = [self._counted(*row) for row in zip(prompt_ids, completion_ids, strict=True)]
@@ -84,33 +86,50 @@ class RolloutTrainer(ResumableTrainer):
 
     def _counted(self, prompt_ids: list[int], completion_ids: list[int]) -> list[int]:
         """1 for each token that is trained on: neither cut and masked, nor forced by ``load_policy(thinking=N)``."""
-        if self.mask_truncated_completions and self._is_cut(completion_ids):
+        ends = (*self.eos_token_ids, self._tokenizer.pad_token_id)
+        if self.mask_truncated_completions and completion_ids[-1] not in ends:
             return [0] * len(completion_ids)
-        forced = (
-            self._budget.forced(prompt_ids, completion_ids) if self._budget else [False] * len(completion_ids)
-        )
-        return [int(not one) for one in forced]
+        if not self._budget:
+            return [1] * len(completion_ids)
+        return [int(not forced) for forced in self._budget.forced(prompt_ids, completion_ids)]
 
-    def _is_cut(self, completion_ids: list[int]) -> bool:
-        return completion_ids[-1] not in (*self.eos_token_ids, self._tokenizer.pad_token_id)
+    # --- what is logged -----------------------------------------------------------------------------------
 
     def _log_rollout(self, prompts: list[Any], completions: list[Any], scores: torch.Tensor) -> None:
-        """Fill TRL's table of completions, and flush what reward functions logged; keys sorted, so that all processes
-        gather in one order."""
+        """Fill TRL's table of completions, and flush what reward functions logged."""
+
+        def logged(by_name: dict[str, list[Any]]) -> list[str]:
+            return sorted(set(gather_object(list(by_name))))  # so that all processes gather in one order
+
         self._logs["prompt"].extend(gather_object(prompts))
         self._logs["completion"].extend(gather_object(completions))
         for name, column in zip(self.reward_func_names, scores.T, strict=True):
             self._logs["rewards"][name].extend(column.tolist())
-        for column in sorted(set(gather_object(list(self._pending_extra_logs)))):
-            values = self._pending_extra_logs.get(column, [None] * len(prompts))
-            self._logs["extra"][column].extend(gather_object(values))
-        for name in sorted(set(gather_object(list(self._pending_metrics)))):
-            values = self._pending_metrics.get(name, [])
-            local = torch.tensor([sum(values), len(values)], device=self.accelerator.device).float()
-            total, count = self.accelerator.reduce(local, reduction="sum").tolist()
-            self._metrics["train"][name].append(total / count)
+        for name in logged(self._pending_extra_logs):
+            values = self._pending_extra_logs.get(name, [None] * len(prompts))
+            self._logs["extra"][name].extend(gather_object(values))
+        for name in logged(self._pending_metrics):
+            values = gather_object(self._pending_metrics.get(name, []))
+            self._log_each({name: sum(values) / len(values)})
         self._pending_extra_logs.clear()
         self._pending_metrics.clear()
+
+    def _log_each(self, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)
+
+    def _log_token_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
+        """Of all tokens since the last log: a mean of means would favour the tokens of short micro-batches."""
+        local = torch.stack([(values.detach() * mask).sum(), mask.sum().float()])
+        sums = self.accelerator.reduce(local, reduction="sum") + self._token_sums.get(name, 0.0)
+        self._token_sums[name], (total, count) = sums, sums.tolist()
+        self._metrics["train"][name] = [total / max(count, 1.0)]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Works around: TRL's means are of what was logged since; those over tokens begin anew with them."""
+        super().log(logs, start_time)
+        if self.model.training:
+            self._token_sums.clear()
 
     # --- sampling -----------------------------------------------------------------------------------------
 
@@ -166,52 +185,24 @@ class RolloutTrainer(ResumableTrainer):
     # --- scores -------------------------------------------------------------------------------------------
 
     def _calculate_rewards(self, inputs: Sequence[Example], *args: object) -> torch.Tensor:
-        """Works around: what a reward model returns is not checked (a NaN counts as "does not apply"), a reward that is
-        always None is only logged, and an evaluation does not count its dead groups."""
+        """Works around: a reward that is always None is only logged."""
         with out_of_memory.explain_out_of_memory("rewards", self.memory_plan), undisturbed(self.model):
             scores = super()._calculate_rewards(inputs, *args)
-        for name, reward, column in zip(self.reward_func_names, self.reward_funcs, scores.T, strict=True):
-            bad = int((~column.isfinite()).sum())
-            if bad and isinstance(reward, torch.nn.Module):
-                where = f"{name}, {bad} of {len(scores)} completions, step {self.state.global_step + 1}"
-                todo = "load it in bfloat16 or float32, and look for NaN in its weights"
-                raise RewardError("a reward model's score is not finite", where=where, todo=todo)
-            if not self.model.training:
-                continue
+        if not self.model.training or scores.isnan().all():  # then the health check speaks
+            return scores
+        for name, column in zip(self.reward_func_names, scores.T, strict=True):
             self._unscored[name] = self._unscored[name] + 1 if column.isnan().all() else 0
-            # Where none has scored anything, the health check speaks.
-            if self._unscored[name] == UNSCORED_BATCHES and not scores.isnan().all():
+            if self._unscored[name] == UNSCORED_BATCHES:
                 what = f"Reward '{name}' has returned None for every sample of {UNSCORED_BATCHES} batches in a row"
                 output.warn(f"{what}, so it has no effect. Check the dataset column that it reads.")
-        k = self.num_generations_eval
-        if not self.model.training and k > 1:
-            totals = self._totals(scores, k)
-            self._metrics["eval"]["dead_groups"].append(dead_groups(totals).float().mean().item())
         return scores
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Works around: TRL's means are of what was logged since; those over tokens begin anew with them."""
-        super().log(logs, start_time)
-        if self.model.training:
-            self._token_sums.clear()
-
-    def _log_token_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
-        """Of all tokens since the last log: a mean of means would favour the tokens of short micro-batches."""
-        local = torch.stack([(values.detach() * mask).sum(), mask.sum().float()])
-        sums = self.accelerator.reduce(local, reduction="sum") + self._token_sums.get(name, 0.0)
-        self._token_sums[name], (total, count) = sums, sums.tolist()
-        self._metrics["train"][name] = [total / max(count, 1.0)]
-
-    def _totals(self, scores: torch.Tensor, k: int) -> torch.Tensor:
-        weights = self.reward_weights.to(scores.device)
-        return total_rewards(scores, weights, self.reward_clip_range).view(-1, k)
 
     # --- log-probabilities --------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _log_probs(self, batch: Batch, reference: bool = False) -> torch.Tensor:
         """Log-probabilities (rows, tokens) of the live rows under the policy or the reference; 0 elsewhere."""
-        found = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
+        log_probs = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
         tensors = {name: batch[name] for name in (*microbatches.PROMPT, "completion_ids", "completion_mask")}
         lengths = batch["completion_mask"].sum(1).tolist()
         passed = torch.ones_like(batch["live"]) if self._sharded else batch["live"]  # all equally often
@@ -226,8 +217,8 @@ class RolloutTrainer(ResumableTrainer):
                 chosen = rows[start : start + size]
                 part = microbatches.select(tensors, chosen, trim=self.pad_to_multiple_of is None)
                 logps, _, _ = self._get_per_token_logps_and_entropies(model, *microbatches.model_inputs(part))
-                found[chosen, : logps.size(1)] = logps.float()
-        return found.masked_fill(~batch["live"].unsqueeze(1), 0.0)
+                log_probs[chosen, : logps.size(1)] = logps.float()
+        return log_probs.masked_fill(~batch["live"].unsqueeze(1), 0.0)
 
     @contextmanager
     def _reference(self) -> Iterator[PreTrainedModel]:
@@ -240,7 +231,7 @@ class RolloutTrainer(ResumableTrainer):
 
     def _get_per_token_logps_and_entropies(
         self, model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, Any, Any]:
         """Works around: in training mode unsloth's fast forward drops the attention mask, so that padding on the left
         is attended to, unless a flag is set, as unsloth sets it for its own PPO (its models/llama.py and rl.py).
         Without such padding the mask says no more than causal attention, whose kernels are faster.  And on a CPU the
@@ -249,8 +240,7 @@ class RolloutTrainer(ResumableTrainer):
         padded = bool((mask[:, 0] == 0).any())
         for backbone in self._backbones:
             backbone._unsloth_keep_padding_mask = padded  # type: ignore[assignment]
-        # An evaluation's pass comes in parts, and a router's loss is a mean over all tokens of all rows.
-        if len(args) == 1 and not kwargs.get("compute_aux_loss") and not self._sharded:
+        if len(args) == 1 and not self._sharded:  # an evaluation's pass comes in parts
             model = cpu_logprobs.sharing(model, ids, mask, args[0])
         with cpu_logprobs.in_tiles(entropy=kwargs.get("compute_entropy", False)):
             return super()._get_per_token_logps_and_entropies(model, ids, mask, *args, **kwargs)

@@ -18,12 +18,13 @@ from datasets import Dataset
 from pydantic_core import to_jsonable_python
 
 from rewards.call_records import Call, made_by
+from rloo_kit.advantages import BUILT_IN
 from rloo_kit.errors import ConfigError
 from rloo_kit.policy import model_card
 from rloo_kit.policy.resolve import checkpoint_of_model
 from rloo_kit.redact import holds_secret, is_secret, without_hidden
 from rloo_kit.tasks.task import FILES, Origin, origin_of
-from rloo_kit.train.check_config import ESTIMATORS, HANDLERS
+from rloo_kit.train.check_config import HANDLERS
 from rloo_kit.train.config import RLOOConfig
 from rloo_kit.watch.run_folder import NOTEBOOK
 
@@ -170,7 +171,7 @@ def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
     if not given:
         what = f"it is not known which settings this {type(args).__name__} was given"
         raise ConfigError(what, todo="make it as rloo_kit.RLOOConfig(...), not read from a file")
-    if given.get("advantage_estimator", ESTIMATORS[0]) not in ESTIMATORS:
+    if given.get("advantage_estimator", BUILT_IN[0]) not in BUILT_IN:
         raise ConfigError("advantage_estimator is a function", todo="take one of the kit's by its name")
     left_out = {name: "which belongs into .env" for name, value in given.items() if is_secret(name, value)}
     left_out |= {"on_unhealthy": "a function"} if given.get("on_unhealthy") in HANDLERS else {}

@@ -56,10 +56,9 @@ ONCE = {"num_iterations": 1, "importance_sampling_level": None}
 TWICE = {"num_iterations": 2, "importance_sampling_level": "token"}
 TINY = {"learning_rate": 1e-3, "max_steps": 30, **CONSTANT, **TWICE}
 SMALL = {"learning_rate": 3e-4, "max_steps": 20, **CONSTANT, **TWICE}
-RESULTS = "measured: benchmarks/results"
 MEASURED = {
-    "tiny": Evidence(TINY, completion_tokens=32, source=f"{RESULTS}/time_to_accuracy.md"),
-    "small": Evidence(SMALL, completion_tokens=40, source=f"{RESULTS}/settings_words.md"),
+    "tiny": Evidence(TINY, 32, "measured: benchmarks/results/time_to_accuracy.md"),
+    "small": Evidence(SMALL, 40, "measured: benchmarks/results/settings_words.md"),
 }
 """Of the bundled policy, and of one below 1 B parameters in 16 or 32 bit on a CPU, SmolLM2-135M."""
 
@@ -70,34 +69,32 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
     Raises:
         ConfigError: no batch of the policy fits the card.
     """
-    prompt, answer = _lengths(policy, task, given)
-    asked: Any = SimpleNamespace(**{"single_pass": Configured.single_pass, "beta": 0.0, **given})
-    base = plan(policy, asked, card, prompt_tokens=prompt)
+    prompt_tokens, answer_tokens = _lengths(policy, task, given)
+    settings: Any = SimpleNamespace(**{"single_pass": Configured.single_pass, "beta": 0.0, **given})
+    base = plan(policy, settings, card, prompt_tokens=prompt_tokens)
     evidence, checkpoint = _evidence(base), base.model.checkpoint
     chosen = {**evidence.settings, **given}
     base = base.with_settings(num_iterations=chosen["num_iterations"])
-    tokens, because = _completion(evidence, policy, answer, base)
+    tokens, tokens_because = _completion(evidence, policy, answer_tokens, base)
     tokens = given.get("max_completion_length", tokens)
-    tried = list(_smaller(base, given, tokens))
-    if (found := first(tried, "fits") or first(tried, "tight")) is None:
+    plans = list(_smaller(base, given, tokens))
+    if (fitting := first(plans, "fits") or first(plans, "tight")) is None:
         what, todo = f"no batch fits: {base.takes}", "load a smaller policy: rloo_kit.fit(card) names one"
         raise ConfigError(what, where=f"RLOOConfig.suggested({checkpoint.name})", todo=todo)
-    sizes, fits = found.settings, f"the largest that fits {found.device.name}: {found.takes}"
-    because = because if sizes.max_completion_length == tokens else f"{tokens} would not fit"
+    sizes, fits = fitting.settings, f"the largest that fits {fitting.device.name}: {fitting.takes}"
+    if sizes.max_completion_length != tokens:
+        tokens_because = f"{tokens} would not fit"
     k_because = "as measured" if sizes.num_generations == GROUPS[0] else fits
     by_group, save = sizes.batch_rows == sizes.num_generations, max(1, chosen["max_steps"] // 4)
     sampled = "a prompt's K at a time, the fastest by the plan's seconds" if by_group else "all at once"
+    accumulation = sizes.gradient_accumulation_steps
     rows = {
         "num_generations": (sizes.num_generations, k_because),
         "per_device_train_batch_size": (sizes.per_device_train_batch_size, fits),
-        "gradient_accumulation_steps": (
-            sizes.gradient_accumulation_steps,
-            f"{PROMPTS} prompts an update, as measured",
-        ),
+        "gradient_accumulation_steps": (accumulation, f"{PROMPTS} prompts an update, as measured"),
         "steps_per_generation": (sizes.steps_per_generation, f"completions are sampled {sampled}"),
-        "max_completion_length": (sizes.max_completion_length, because),
+        "max_completion_length": (sizes.max_completion_length, tokens_because),
         **{name: (value, evidence.source) for name, value in evidence.settings.items()},
-        "loss_aggregation": ("seq-mean-token-sum", "RLOO's, and that of the measured runs"),
         "beta": (0.0, "a function checks the answer; 0 in every measured run"),
         "temperature": (checkpoint.temperature, "the checkpoint's"),
         "save_steps": (save, "four checkpoints a run"),
@@ -118,11 +115,14 @@ def _lengths(policy: Any, task: object, given: Settings) -> tuple[int | None, in
 
 
 def _evidence(planned: Plan) -> Evidence:
-    size, name, s = planned.model.checkpoint.parameters, planned.model.checkpoint.name, planned.settings
-    small = size < 1e9 and not (s.on_gpu or s.four_bit or planned.model.full_sizes)
-    rate = 1e-6 if planned.model.full_sizes else 5e-5 if size < 3e9 else 1e-5
-    guessed = Evidence({"learning_rate": rate, "max_steps": 100, **WARMED, **ONCE}, 0, GUESS)
-    return MEASURED.get("small" if small and name != "tiny" else name, guessed)
+    checkpoint, settings, whole = planned.model.checkpoint, planned.settings, planned.model.full_sizes
+    if checkpoint.name in MEASURED:
+        return MEASURED[checkpoint.name]
+    billions = checkpoint.parameters / 1e9
+    if billions < 1 and not (settings.on_gpu or settings.four_bit or whole):
+        return MEASURED["small"]
+    rate = 1e-6 if whole else 5e-5 if billions < 3 else 1e-5
+    return Evidence({"learning_rate": rate, "max_steps": 100, **WARMED, **ONCE}, 0, GUESS)
 
 
 def _completion(evidence: Evidence, policy: Any, answer: int, base: Plan) -> tuple[int, str]:

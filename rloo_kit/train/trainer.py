@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rloo_kit import advantages, data_checks
-from rloo_kit.advantages import dead_groups
+from rloo_kit import data_checks
+from rloo_kit.advantages import KL_ESTIMATORS, dead_groups, find, normalized, total_rewards
 from rloo_kit.memory import out_of_memory, plan
 from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.plan_inputs import reference_is_base
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class RLOOTrainer(RolloutTrainer):
-    """TRL's ``RLOOTrainer``; all of its arguments work and mean the same.
+    """TRL's ``RLOOTrainer``; all of its arguments work and mean the same, and the names of older releases are taken.
 
     What differs, each because stock TRL fails there silently:
 
@@ -61,21 +61,17 @@ class RLOOTrainer(RolloutTrainer):
     - ``train(resume_from_checkpoint=True)`` takes the newest whole checkpoint and this configuration's learning rate.
     - Passes and completions that do not change the update are left out (``single_pass``, ``skip_dead_groups``).
     - Problems are reported once, with cause and remedy (:mod:`rloo_kit.watch.symptoms`).  The metric ``dead_groups`` is
-      the share of groups whose K raw rewards are equal, or in training whose completions are all cut and masked.
+      the share of groups whose K raw rewards are equal, or whose completions are all cut and masked.
 
     Args:
-        model: a PEFT model, or the :class:`~rloo_kit.Policy` that holds one.
+        model: a PEFT model, or the :class:`~rloo_kit.Policy` that holds one, with its tokenizer.
         reward_funcs: TRL reward callables, reward models, or a list of both.
         args: an :class:`RLOOConfig`.
         train_dataset, eval_dataset: with a column ``prompt``; further columns go to the rewards.
-        processing_class: the tokenizer; taken from a ``Policy``.
-        kwargs: arguments of older TRL trainers, under their names; all others are as in TRL's trainer.
 
     Raises:
-        ConfigError: see :mod:`rloo_kit.train.check_config`; or the launcher gave other processes than were asked for.
-        DatasetError, RewardError, rewards.RewardValueError: see :mod:`rloo_kit.data_checks`.
+        ConfigError, DatasetError, RewardError, rewards.RewardValueError: what is wrong, where, and what to do.
         RunFolderError: ``output_dir`` cannot be made.
-        ArgumentError: an argument that TRL's trainer does not have.
     """
 
     beta: float
@@ -99,13 +95,13 @@ class RLOOTrainer(RolloutTrainer):
         named = {name: value for name, value in locals().items() if name in check_trainer_args.ARGUMENTS}
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
         given = check_trainer_args.completed(given)
+        settings = given["args"]
         self._asked = dict(given)
         drop_reference(given["model"])
-        if given["args"].should_save:
-            make_folder(given["args"].output_dir)
-        self._estimator = advantages.find(given["args"].advantage_estimator)
-        self._estimator.probe(given["args"].num_generations)
-        refused = refused_as_ours("RLOOTrainer", vars(given["args"]) | given)
+        if settings.should_save:
+            make_folder(settings.output_dir)
+        self._estimator = find(settings.advantage_estimator)
+        refused = refused_as_ours("RLOOTrainer", vars(settings) | given)
         with refused, in_its_precision(given["model"]), without_bars():
             super().__init__(**given)
         check_trainer_args.check_launch(self.accelerator, self.args, self.train_dataset)
@@ -128,16 +124,14 @@ class RLOOTrainer(RolloutTrainer):
             output.warn(f"{what}. What to do: single_pass=False silences this.")
 
     def _set_callbacks(self) -> None:
-        for shown in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
-            self.remove_callback(shown)
-
-        judged = judged_by(self.reward_funcs, self.reward_func_names)
-        handler = HANDLERS.get(self.args.on_unhealthy, self.args.on_unhealthy)
+        self.remove_callback(PrinterCallback)
+        self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
         if self.args.progress:
             self.add_callback(ProgressCallback())
         if self.args.progress and self.args.live_plot:
             self.add_callback(LivePlot())
-        self.add_callback(HealthCallback(handler, judged))
+        handler = HANDLERS.get(self.args.on_unhealthy, self.args.on_unhealthy)
+        self.add_callback(HealthCallback(handler, judged_by(self.reward_funcs, self.reward_func_names)))
         self.add_callback(Updates(self))
 
     # --- from prompts to advantages -----------------------------------------------------------------------
@@ -152,77 +146,80 @@ class RLOOTrainer(RolloutTrainer):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         batch, scores = self._rollout(inputs)
-        totals = self._totals(scores, self.num_generations)
-        found = self._advantages(totals)
-        batch["live"] = self._live(found, batch)
-        self._log_scores(batch, scores, totals)
+        rewards = self._total_rewards(scores)
+        advantages = self._advantages(rewards)
+        batch["live"] = self._live(advantages, batch["completion_mask"])
+        self._log_scores(scores, rewards, batch["completion_mask"])
         if not self.passes.single:
             batch["old_per_token_logps"] = self._log_probs(batch)
         if self.passes.reference:
             batch["ref_per_token_logps"] = self._log_probs(batch, reference=True)
         if self.passes.advantages_wait:
-            batch["rewards"] = self._of_this_process(totals)
+            batch["rewards"] = self._of_this_process(rewards)
         else:
-            if self.passes.reference and not self.passes.kl_in_loss:  # 0 for those that are not trained on
-                scored = {**batch, "completion_mask": batch["completion_mask"] * batch["live"].unsqueeze(1)}
-                kl = self._kl(batch["old_per_token_logps"], scored).sum(1)
-                found = self._advantages(totals, self.accelerator.gather(kl).view_as(totals))
-            batch["advantages"] = self._of_this_process(found)
-        self._logs["advantages"].extend(found.view(-1).tolist())  # those that wait: before the KL term
+            if self.passes.reference and not self.passes.kl_in_loss:
+                trained_on = batch["completion_mask"] * batch["live"].unsqueeze(1)
+                kl = self._kl(batch["old_per_token_logps"], batch["ref_per_token_logps"], trained_on)
+                advantages = self._advantages(rewards, self._of_all_processes(kl.sum(1)))
+            batch["advantages"] = self._of_this_process(advantages)
+        self._logs["advantages"].extend(advantages.view(-1).tolist())  # those that wait: before the KL term
         return batch
 
-    def _advantages(self, totals: torch.Tensor, kl: torch.Tensor | None = None) -> torch.Tensor:
+    def _total_rewards(self, scores: torch.Tensor, clipped: bool = True) -> torch.Tensor:
+        """Rewards (groups, K), NaN where none applies, of scores (completions, rewards)."""
+        weights, clip = self.reward_weights.to(scores.device), self.reward_clip_range if clipped else None
+        return total_rewards(scores, weights, clip).view(-1, self.num_generations)
+
+    def _advantages(self, rewards: torch.Tensor, kl: torch.Tensor | None = None) -> torch.Tensor:
         """Advantages (groups, K) of rewards minus beta x KL, both (groups, K)."""
-        rewards = totals if kl is None else totals - self.beta * kl
-        found = self._estimator(rewards)
-        return advantages.normalized(found, ~rewards.isnan()) if self.normalize_advantages else found
+        if kl is not None:
+            rewards = rewards - self.beta * kl
+        advantages = self._estimator(rewards)
+        return normalized(advantages, ~rewards.isnan()) if self.normalize_advantages else advantages
+
+    def _of_all_processes(self, values: torch.Tensor) -> torch.Tensor:
+        """Values (groups, K) of all processes, of (rows,) in each."""
+        return self.accelerator.gather(values).view(-1, self.num_generations)
 
     def _of_this_process(self, values: torch.Tensor) -> torch.Tensor:
-        """This process's part (rows,) of what is known of all completions."""
+        """This process's part (rows,) of (groups, K) of all processes."""
         rows = values.numel() // self.accelerator.num_processes
         return values.view(-1)[self.accelerator.process_index * rows :][:rows]
 
-    def _live(self, before_kl: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Which rows of this process are trained on, given all advantages (groups, K) before the KL term."""
-        signal = before_kl != 0
+    def _live(self, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Which rows of this process are trained on: (rows,) bool, by all advantages (groups, K) before the KL term."""
+        if self._trains_on_all:
+            return torch.ones(len(mask), dtype=torch.bool, device=mask.device)
+        signal = advantages != 0
         if self.beta:  # a row with advantage 0 still carries its KL term; one of a dead group is given up
-            signal = signal.any(1, keepdim=True).expand_as(before_kl)
-        live = self._of_this_process(signal.reshape(-1) | self._trains_on_all)
-        if self.passes.advantages_wait:  # whole groups stay together
-            return live
-        return live & (batch["completion_mask"].any(1) | self._trains_on_all)
+            signal = signal.any(1, keepdim=True).expand_as(advantages)
+        live = self._of_this_process(signal.reshape(-1))
+        return live if self.passes.advantages_wait else live & mask.any(1)  # groups that wait stay whole
 
     @property
     def _trains_on_all(self) -> bool:
-        skip = self.args.skip_dead_groups
-        return not (self.beta == 0 and not self.aux_loss_enabled if skip is None else skip)
+        return not (self.beta == 0 if self.args.skip_dead_groups is None else self.args.skip_dead_groups)
 
-    def _log_scores(self, batch: Batch, scores: torch.Tensor, totals: torch.Tensor) -> None:
-        scored = self.accelerator.gather(batch["completion_mask"].any(1).int()).view_as(totals)
-        masked = ~scored.any(1)  # groups whose completions are all cut and masked
-        unclipped = advantages.total_rewards(scores, self.reward_weights.to(scores.device), clip=None)
-        spread = nanstd(totals, dim=1)
-        found = {
+    def _kl(self, logps: torch.Tensor, ref_logps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Per-token KL estimates (rows, tokens), 0 where masked; logs their mean over tokens."""
+        kl = KL_ESTIMATORS[self.args.kl_estimator](logps - ref_logps)
+        kl = kl.masked_fill(mask == 0, 0.0)  # a product would keep an overflow of a pad
+        self._log_token_mean("kl", kl, mask)
+        return kl
+
+    def _log_scores(self, scores: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor) -> None:
+        all_masked = ~self._of_all_processes(mask.any(1).int()).any(1)  # groups of completions cut and masked
+        unclipped = self._total_rewards(scores, clipped=False)
+        spread = nanstd(rewards, dim=1)
+        metrics = {
             "reward": unclipped.nanmean(),
-            "reward_std": nanstd(unclipped),
+            "reward_std": nanstd(unclipped.view(-1)),
             "frac_reward_zero_std": spread.isclose(torch.zeros_like(spread)).float().mean(),
-            "dead_groups": (dead_groups(totals) | masked).float().mean(),
+            "dead_groups": (dead_groups(rewards) | all_masked).float().mean(),
         }
         for name, column in zip(self.reward_func_names, scores.T, strict=True):
-            found |= {f"rewards/{name}/mean": column.nanmean(), f"rewards/{name}/std": nanstd(column)}
-        self._log_each({name: value.item() for name, value in found.items()})
-
-    def _log_each(self, found: dict[str, float]) -> None:
-        for name, value in found.items():
-            self._metrics["train"][name].append(value)
-
-    def _kl(self, logps: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Per-token KL estimates (rows, tokens), 0 where masked; logs their mean over tokens."""
-        estimate = advantages.KL_ESTIMATORS[self.args.kl_estimator]
-        kl = estimate(logps - batch["ref_per_token_logps"])
-        kl = kl.masked_fill(batch["completion_mask"] == 0, 0.0)  # a product would keep an overflow of a pad
-        self._log_token_mean("kl", kl, batch["completion_mask"])
-        return kl
+            metrics |= {f"rewards/{name}/mean": column.nanmean(), f"rewards/{name}/std": nanstd(column)}
+        self._log_each({name: value.item() for name, value in metrics.items()})
 
     # --- micro-batches ------------------------------------------------------------------------------------
 
@@ -262,40 +259,39 @@ class RLOOTrainer(RolloutTrainer):
             zeros = [p.sum().to(self.accelerator.device) * 0.0 for p in model.parameters() if p.requires_grad]
             return torch.stack(zeros).sum()
         mask = inputs["completion_mask"]
-        asked = {"compute_entropy": True, "compute_aux_loss": self.aux_loss_enabled}
-        found = self._get_per_token_logps_and_entropies(model, *microbatches.model_inputs(inputs), **asked)
-        logps, entropies, aux_loss = found
-        if self.passes.advantages_wait:
-            kl = self._kl(logps.detach(), inputs).sum(1).view(-1, self.num_generations)
-            taken = self._advantages(inputs["rewards"].view_as(kl), kl).view(-1)
-        else:
-            taken = inputs["advantages"]
-        clip = (1 - self.epsilon_low, 1 + self.epsilon_high)
+        logps, entropies, _ = self._get_per_token_logps_and_entropies(
+            model, *microbatches.model_inputs(inputs), compute_entropy=True
+        )
         old_logps = inputs.get("old_per_token_logps", logps.detach())
+        if self.passes.advantages_wait:
+            kl = (
+                self._kl(old_logps, inputs["ref_per_token_logps"], mask).sum(1).view(-1, self.num_generations)
+            )
+            advantages = self._advantages(inputs["rewards"].view_as(kl), kl).view(-1)
+        else:
+            advantages = inputs["advantages"]
+        clip = (1 - self.epsilon_low, 1 + self.epsilon_high)
         level = losses.level_of(self.args.importance_sampling_level, self.args.loss_aggregation)
-        per_row, ratio = losses.policy_loss(logps, old_logps, taken, mask, level, clip)
+        row_loss, ratio = losses.policy_loss(logps, old_logps, advantages, mask, level, clip)
         if self.passes.reference and self.passes.kl_in_loss:
-            kl = self._kl(logps, inputs)
+            kl = self._kl(logps, inputs["ref_per_token_logps"], mask)
             if self.args.use_bias_correction_kl:
                 kl = kl * ratio.view(len(ratio), -1)
-            per_row = per_row + self.beta * kl.sum(1)
-        loss = (per_row * inputs["row_weight"]).sum()
-        if aux_loss is not None:
-            loss = loss + self.router_aux_loss_coef * aux_loss
-            self._log_token_mean("aux_loss", aux_loss, torch.ones_like(aux_loss))
-        if entropies is not None:
-            self._log_token_mean("entropy", entropies, mask)
-        # Every process asks, or those that have something would wait for the others.
-        counts = self.accelerator.gather(losses.clip_counts(ratio.detach(), taken, mask, clip).unsqueeze(0))
-        self._log_each(losses.clip_metrics(counts))
-        return loss
+            row_loss = row_loss + self.beta * kl.sum(1)
+        self._log_token_mean("entropy", entropies, mask)
+        counts = losses.clip_counts(ratio.detach(), advantages, mask, clip)
+        low, high, total = self.accelerator.reduce(counts, reduction="sum").tolist()
+        if total:
+            names = (f"clip_ratio/{side}_mean" for side in ("low", "high", "region"))
+            shares = (low / total, high / total, (low + high) / total)
+            self._log_each(dict(zip(names, shares, strict=True)))
+        return (row_loss * inputs["row_weight"]).sum()
 
 
 @contextlib.contextmanager
 def in_its_precision(model: torch.nn.Module | str) -> Iterator[None]:
-    """Works around: TRL's trainer turns what is trained of a quantised model to bfloat16 when it is made: eight bits of
-    mantissa hold no change below 1 part in 256, and a step of learning rate 1e-5 is a thousandth of most weights.
-    (On a GPU unsloth takes those lines out, models/rl.py.  A model that is only named is TRL's to load.)"""
+    """Works around: TRL's trainer turns what is trained of a quantised model to bfloat16, which holds no change below 1
+    part in 256, when it is made.  (On a GPU unsloth takes those lines out, models/rl.py.)"""
     weights = () if isinstance(model, str) else model.parameters()
     trained = [(weight, weight.data) for weight in weights if weight.requires_grad]
     try:
@@ -308,7 +304,7 @@ def in_its_precision(model: torch.nn.Module | str) -> Iterator[None]:
 
 def as_at_the_start(reference: torch.nn.Module | None, model: torch.nn.Module) -> None:
     """Works around: without PEFT TRL loads the reference by the model's name, in float32, whatever the policy's weights
-    and precision are by then.  With PEFT there is none."""
+    and precision are by then."""
     if reference is None:
         return
     # By parameter: a cast of the whole module would round the rotary embedding's frequencies, too.

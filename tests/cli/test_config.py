@@ -45,7 +45,7 @@ WRONG = {
     "trainer.learning_rte=1": ("learning_rte is no argument", "did you mean learning_rate?"),
     "trainer.total_episodes=9": ("total_episodes has no equal", "set max_steps"),
     "trainer.max_steps='5'": ("max_steps must be", "write max_steps=5"),
-    "trainer.optim=adamw_trch": ("optim must be 'adamw_torch'", "did you mean optim='adamw_torch'?"),
+    "trainer.optim=adamw_trch": ("adamw_trch is not a valid OptimizerNames", "change what the message names"),
     "trainer.num_generations=3": ("", "a multiple of 3"),
     "policy.lora_rnk=4": ("load_policy takes no lora_rnk", "did you mean lora_rank?"),
     "policy.lora_rank=many": ("lora_rank must be", ""),

@@ -1,5 +1,6 @@
 """Several processes and vLLM: what would go on in silence with something else is refused; precision stays."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from datasets import Dataset
 import rloo_kit
 from rloo_kit.errors import DatasetError
 from rloo_kit.policy.bundled import TINY
+from rloo_kit.session import multi_process
 from rloo_kit.train import check_trainer_args, run_record
 from tests.conftest import random_rewards
 
@@ -18,14 +20,20 @@ COLOCATE = {"use_vllm": True, "vllm_mode": "colocate"}
 ROWS = [{"prompt": f"question {number}", "answer": str(number)} for number in range(40)]
 
 
-@pytest.mark.parametrize("other", [ROWS[::-1], ROWS[:-1], [{**row, "answer": "7"} for row in ROWS]])
-def test_processes_with_rows_in_another_order_fewer_or_other_answers_are_refused(
-    other: list[dict[str, str]],
-) -> None:
-    mine, same, others = (run_record.rows(Dataset.from_list(rows)) for rows in (ROWS, list(ROWS), other))
-    check_trainer_args.check_same([mine, same])
-    with pytest.raises(DatasetError, match=r"different rows(.|\n)*processes 0 and 2 of 3"):
-        check_trainer_args.check_same([mine, same, others])
+def test_processes_with_rows_in_another_order_fewer_or_other_answers_are_refused(monkeypatch: Any) -> None:
+    args: Any = SimpleNamespace(deepspeed=None, fsdp=[])
+    state = SimpleNamespace(num_processes=2, distributed_type=SimpleNamespace(value="MULTI_CPU"))
+    accelerator: Any = SimpleNamespace(state=state, device=torch.device("cpu"))
+    monkeypatch.setattr(multi_process, "downgrade", lambda *given, **how: None)
+    mine = Dataset.from_list(ROWS)
+    for other in (ROWS[::-1], ROWS[:-1], [{**row, "answer": "7"} for row in ROWS], list(ROWS)):
+        theirs = run_record.rows(Dataset.from_list(other))
+        monkeypatch.setattr(
+            check_trainer_args, "gather_object", lambda digests, theirs=theirs: [*digests, theirs]
+        )
+        differ = pytest.raises(DatasetError, match="different rows") if other != ROWS else nullcontext()
+        with differ:
+            check_trainer_args.check_launch(accelerator, args, mine)
 
 
 @pytest.mark.parametrize("where", [SERVER, COLOCATE])

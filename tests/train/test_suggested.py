@@ -11,7 +11,7 @@ from rloo_kit.train.suggested import GUESS, MEASURED
 from tests.conftest import ROOT
 
 CARDS = ("rtx 4060", "rtx 3060 12gb", "rtx 4060 ti 16gb", "rtx 4090")
-FIT = {"qwen3-0.6b": 4, "qwen3-1.7b": 4, "qwen3-4b": 4, "qwen3-4b-thinking": 4, "qwen3-8b": 3, "qwen3-14b": 2}
+FIT = {"qwen3-0.6b": 4, "qwen3-4b": 4, "qwen3-8b": 3, "qwen3-14b": 2}
 """Policy -> on how many of the largest cards it fits."""
 
 

@@ -41,15 +41,11 @@ def some_dead(completion_ids: Any, problem: Any, **kwargs: Any) -> list[float | 
     return pays
 
 
-COMMON: dict[str, Any] = {"num_generations": 4, "per_device_train_batch_size": 8}
-COMMON |= {
-    "gradient_accumulation_steps": 2,
-    "max_steps": 1,
-    "max_completion_length": 12,
-    "learning_rate": 1e-3,
+COMMON: dict[str, Any] = {
+    **{"num_generations": 4, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2},
+    **{"max_steps": 1, "max_completion_length": 12, "learning_rate": 1e-3, "bf16": False, "seed": 5},
+    **{"logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True},
 }
-COMMON |= {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
-COMMON |= {"bf16": False, "seed": 5}
 
 
 def one_run(
@@ -69,14 +65,8 @@ def one_run(
     else:
         config = (trl.GRPOConfig if grpo else trl.RLOOConfig)(**given)
     policy, seen = as_loaded(loaded), Gradients()
-    trainer = make(
-        model=policy.model,
-        processing_class=policy.tokenizer,
-        reward_funcs=some_dead,
-        args=config,
-        train_dataset=task.train,
-        callbacks=[seen],
-    )
+    trained = {"model": policy.model, "processing_class": policy.tokenizer, "train_dataset": task.train}
+    trainer = make(reward_funcs=some_dead, args=config, callbacks=[seen], **trained)
     generator = torch.Generator().manual_seed(1)
     for name, parameter in trainer.model.named_parameters():
         if parameter.requires_grad:
@@ -256,7 +246,7 @@ def mean_loss(micro_batches: Played) -> torch.Tensor:
 def play(on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Played]:
     """``play(now, **settings)``: what the trainer makes of the batch that is written down."""
 
-    def played(now: torch.Tensor, aux_loss: torch.Tensor | None = None, **settings: Any) -> Played:
+    def played(now: torch.Tensor, **settings: Any) -> Played:
         def rollout(examples: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
             mask = (torch.arange(TOKENS) < written["lengths"][:, None]).int()
             rows = torch.arange(GROUPS * K)[:, None]
@@ -266,8 +256,7 @@ def play(on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callab
         def log_probs(self: Any, model: Any, ids: Any, mask: Any, width: int, **kwargs: Any) -> Any:
             sampled = now if torch.is_grad_enabled() else written["sampled"]
             table = written["reference"] if model == "reference" else sampled
-            aux = aux_loss if kwargs.get("compute_aux_loss") else None
-            return table[ids[:, 0], :width], torch.zeros(len(ids), width), aux
+            return table[ids[:, 0], :width], torch.zeros(len(ids), width), None
 
         for name, value in settings.items():
             monkeypatch.setattr(on_paper.args, name, value)
@@ -330,17 +319,3 @@ def test_each_of_two_updates_on_a_generation_batch_is_a_mean_over_its_own_comple
     assert tokens[0] != tokens[1], "the test tells the tokens of one update from half of all"
     for rows, loss in updates:
         torch.testing.assert_close(loss, by_hand(written, written["now"], written["sampled"], settings, rows))
-
-
-def test_the_loss_of_a_mixtures_routers_is_added_times_its_coefficient(
-    play: Callable[..., Played], on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = mean_loss(play(written["now"]))
-    monkeypatch.setattr(on_paper, "aux_loss_enabled", True)
-    monkeypatch.setattr(on_paper, "router_aux_loss_coef", 0.25)
-    on_paper._metrics["train"].clear()
-    routers = torch.tensor(3.0, requires_grad=True)
-    whole = mean_loss(play(written["now"], aux_loss=routers))
-    torch.testing.assert_close(whole - plain, torch.tensor(0.25 * 3.0))
-    assert torch.autograd.grad(whole, routers)[0] == 0.25
-    assert on_paper._metrics["train"]["aux_loss"] == [3.0]
