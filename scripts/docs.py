@@ -276,7 +276,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
 }
 
 
-SIGNATURE_HEAD = '''"""The arguments of ``RLOOConfig``, for type checkers, editors, and train/check_config.py.
+SIGNATURE_HEAD = '''"""The arguments of ``RLOOConfig``, for type checkers and editors.
 
 Written by ``python scripts/docs.py`` from train/config.py: not to be edited.
 """

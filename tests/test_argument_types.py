@@ -1,6 +1,5 @@
 """Values against the types that are written at them: what passes, what is said, and what is suggested."""
 
-import enum
 import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,12 +10,6 @@ import pytest
 from rloo_kit import argument_types, redact
 from rloo_kit.argument_types import INFINITE, Count, Hint, Positive, Seed, Share, Steps
 from rloo_kit.errors import ConfigError
-
-
-class Pace(enum.Enum):
-    SLOW = "slow"
-    FAST = "fast"
-
 
 # the type; what passes, with what it becomes; what does not
 TYPES: dict[str, tuple[Hint, list[tuple[Any, Any]], list[Any]]] = {
@@ -30,7 +23,6 @@ TYPES: dict[str, tuple[Hint, list[tuple[Any, Any]], list[Any]]] = {
     "an interval of steps": (Steps, [(0.5, 0.5), (10, 10), (10.0, 10.0)], [0, 1.5, -1]),
     "a seed": (Seed, [(42, 42)], [-1, 2**32, "42"]),
     "a choice": (Literal["a", "b"], [("a", "a")], ["c", 1]),
-    "a choice by value": (Pace | str, [("slow", "slow"), (Pace.FAST, Pace.FAST)], ["slo"]),
     "a flag": (bool | None, [(True, True), (None, None)], ["no", 1]),
     "a list": (list[float] | None, [([1, 0.5], [1, 0.5]), ((1,), [1])], [["1"], 1.0]),
     "a pair": (tuple[float, float], [((0, 1), (0, 1)), ([0, 1], (0, 1))], [(0,), (0, "1")]),
@@ -57,13 +49,11 @@ def test_a_value_is_of_its_type_or_refused_in_three_parts(
     ("value", "hint", "todo"),
     [
         ("2", Count, "write x=2"),
-        (2.0, Count, "write x=2"),
         ("1e-5", float, "write x=1e-05"),
         ("no", bool, "write x=False"),
         (["1"], list[float], "write x=[1.0]"),
-        ("Slow", Pace | str, "did you mean x='slow'?"),
+        ("Slow", Literal["slow", "fast"], "did you mean x='slow'?"),
         ("hot", float, "8 is usual"),
-        (0, Count, "8 is usual"),
     ],
 )
 def test_the_nearest_right_value_is_suggested_or_the_advice_stands(

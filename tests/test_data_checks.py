@@ -14,7 +14,6 @@ import torch
 from datasets import Dataset, DatasetDict, IterableDataset
 
 import rewards
-import rloo_kit
 from rloo_kit import data_checks
 from rloo_kit.errors import DatasetError, RewardError
 from rloo_kit.tasks import Task
@@ -49,22 +48,17 @@ TASK = Task("addition", TWO, TWO, str, 0, "sums")
 # why: what is passed as train_dataset, what the message names
 BAD_DATASETS: dict[str, tuple[object, tuple[str, ...]]] = {
     "a list of rows": (list(TWO), ("is a list", "Dataset.from_list(rows)")),
-    "a DataFrame": (TWO.to_pandas(), ("is a DataFrame", "from_pandas(frame)")),
     "all splits at once": (DatasetDict(test=TWO), ("is a DatasetDict", "dataset['test']")),
     "a name": ("openai/gsm8k", ("is a str", "load_dataset('openai/gsm8k', split='train')")),
     "a whole task": (TASK, ("is a Task", "pass task.train")),
     "no prompt column": (TWO.rename_column("prompt", "x"), ("no column 'prompt'", "['answer', 'x']", "rename")),
     "images": (TWO.add_column("image", [1, 2]), ("has images", "remove_columns")),
-    "a column of TRL's": (TWO.add_column("completions", [1, 2]), ("'completions'", "rename_column")),
     "too few rows": (prompts("one"), ("takes 2 prompts and the dataset has 1", "no step would run")),
     "an empty prompt": (prompts("a", " "), ("a prompt is empty", "train_dataset[1]['prompt'] = ' '")),
-    "an empty conversation": (prompts(CHAT, [{"role": "user", "content": ""}]), ("is empty", "train_dataset[1]")),
     "no text": (prompts("a", None), ("not a NoneType", "train_dataset[1]")),
-    "a number": (prompts(1, 2), ("a string or a list of messages", "train_dataset[0]['prompt'] = '1'")),
     "no role": (prompts([{"content": "a"}], CHAT), ("has no role", "train_dataset[0]")),
     "no content": (prompts([{"role": "user", "content": None}], CHAT), ("content of a message must be text",)),
     "an unknown role": (prompts([{"role": "unknown", "content": "a"}], CHAT), ("of role 'unknown'",)),
-    "an empty first row of a stream": (stream(prompts("", "b")), ("a prompt is empty", "train_dataset[0]")),
 }  # fmt: skip
 
 
@@ -124,26 +118,18 @@ def test_prompt_and_completion_must_fit_the_policys_length_and_the_longest_is_na
 
 
 def test_rewards_need_as_many_finite_weights_not_all_0() -> None:
-    data_checks.check_rewards([min, max], [1.0, 0.0], where="RLOOConfig")
-    data_checks.check_rewards([min, max], None, where="RLOOConfig")
+    data_checks.check_weights([min, max], [1.0, 0.0], where="RLOOConfig")
+    data_checks.check_weights([min, max], None, where="RLOOConfig")
     for funcs, weights, says in (
-        ([], None, "no reward function"),
         ([min], [1.0, 1.0], "2 reward_weights for 1 reward functions"),
         ([min], [math.inf], "finite and not all 0"),
         ([min, max], [0.0, 0.0], "finite and not all 0"),
     ):
         with pytest.raises(RewardError, match=says):
-            data_checks.check_rewards(funcs, weights, where="RLOOConfig")
+            data_checks.check_weights(funcs, weights, where="RLOOConfig")
 
 
 THOUGHT, JUDGE = rewards.thinking_reward(), functools.partial(rewards.rubric_reward, {"clear": "clear"}, max)
-OF_A_THOUGHT: dict[str, Any] = {
-    "alone": THOUGHT,
-    "within others": rewards.weighted([rewards.answer_reward(), rewards.clipped(rewards.cached(THOUGHT))]),
-    "a gate": rewards.gated(by=THOUGHT, reward=rewards.answer_reward()),
-    "a partial": functools.partial(rewards.guarded(THOUGHT), level=1),
-    "a judge of the thought": JUDGE(aim="thought"),
-}
 QWEN = {"<think>": 151667, "</think>": 151668, "hm": 7}
 WITHOUT = (
     {"hm": 7},
@@ -156,7 +142,14 @@ def a_tokenizer(vocabulary: dict[str, int]) -> Any:
     return types.SimpleNamespace(get_vocab=lambda: vocabulary)
 
 
-@pytest.mark.parametrize("reward", OF_A_THOUGHT.values(), ids=OF_A_THOUGHT)
+@pytest.mark.parametrize(
+    "reward",
+    [
+        THOUGHT,
+        rewards.weighted([rewards.answer_reward(), rewards.clipped(rewards.cached(THOUGHT))]),
+        JUDGE(aim="thought"),
+    ],
+)
 def test_a_reward_of_a_thought_that_the_policy_cannot_write_is_refused(reward: Any) -> None:
     said = r"tokens 151667 and 151668(.|\n)*ThinkTokens.from_tokenizer\(policy.tokenizer\)"
     for vocabulary in WITHOUT:
@@ -168,23 +161,7 @@ def test_a_reward_of_a_thought_that_the_policy_cannot_write_is_refused(reward: A
 
 
 def test_a_reward_that_needs_no_tokens_of_a_thought_or_has_the_policys_is_taken() -> None:
-    taken = [
-        len,
-        rewards.answer_reward(),
-        rewards.sentence_reward(),
-        JUDGE(aim="answer"),
-        torch.nn.Linear(1, 1),
-    ]
+    taken = [len, rewards.answer_reward(), JUDGE(aim="answer"), torch.nn.Linear(1, 1)]
     data_checks.check_thoughts(taken, a_tokenizer({"hm": 7}))
     other = rewards.thinking_reward(rewards.ThinkTokens(3, 4))
     data_checks.check_thoughts([other], a_tokenizer({"[open]": 3, "[close]": 4}))
-
-
-def test_no_trainer_is_made_with_a_reward_of_a_thought_that_the_policy_cannot_write(
-    make_trainer: Callable[..., rloo_kit.RLOOTrainer],
-) -> None:
-    elsewhere = rewards.ThinkTokens(999_998, 999_999)
-    says = "'thinking_reward' looks for a thought between the tokens 999998 and"
-    with pytest.raises(RewardError, match=says):
-        make_trainer(reward_funcs=rewards.thinking_reward(elsewhere))
-    make_trainer(reward_funcs=[rewards.thinking_reward(), rewards.answer_reward(tokens=elsewhere)])

@@ -1,4 +1,4 @@
-"""The arguments of ``RLOOConfig``, for type checkers, editors, and train/check_config.py.
+"""The arguments of ``RLOOConfig``, for type checkers and editors.
 
 Written by ``python scripts/docs.py`` from train/config.py: not to be edited.
 """

@@ -27,7 +27,7 @@ def test_processes_with_rows_in_another_order_fewer_or_other_answers_are_refused
     monkeypatch.setattr(multi_process, "downgrade", lambda *given, **how: None)
     mine = Dataset.from_list(ROWS)
     for other in (ROWS[::-1], ROWS[:-1], [{**row, "answer": "7"} for row in ROWS], list(ROWS)):
-        theirs = run_record.rows(Dataset.from_list(other))
+        theirs = run_record.digest(Dataset.from_list(other))
         monkeypatch.setattr(
             check_trainer_args, "gather_object", lambda digests, theirs=theirs: [*digests, theirs]
         )

@@ -1,6 +1,5 @@
 """RLOOConfig: one meaning on every device, and what it can be given."""
 
-import copy
 import dataclasses
 import inspect
 import json
@@ -18,9 +17,9 @@ import unsloth
 import rloo_kit
 from rloo_kit import advantages
 from rloo_kit.errors import ArgumentError, ConfigError
-from rloo_kit.train import check_config, config, losses
+from rloo_kit.train import config, losses
 from rloo_kit.train.config import OWN
-from tests.conftest import ROOT, random_rewards
+from tests.conftest import ROOT
 
 
 def test_what_the_kit_does_not_name_stays_trls() -> None:
@@ -37,17 +36,6 @@ def test_an_error_never_shows_a_secret(name: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         rloo_kit.RLOOConfig(**{name: secret})
     assert secret not in str(caught.value)
-
-
-def test_a_tokenizer_that_renders_other_prompts_than_the_policys_is_spoken_of(policy: Any, task: Any) -> None:
-    """evaluate would measure on prompts that were not trained on, and nothing would say so."""
-    other = copy.deepcopy(policy.tokenizer)
-    other.chat_template = "{{ messages[0]['content'] }}"
-    with pytest.warns(UserWarning, match="another chat template than the policy") as caught:
-        rloo_kit.RLOOTrainer(
-            policy, random_rewards, rloo_kit.RLOOConfig(max_steps=1), task.train, processing_class=other
-        )
-    assert caught[0].filename == __file__
 
 
 def test_the_best_checkpoint_is_that_of_the_highest_reward() -> None:
@@ -71,9 +59,9 @@ def test_the_command_line_parser_of_trl_takes_the_kits_config() -> None:
     ("settings", "named"),
     [
         ({"advantage_estimator": "rlo"}, "advantage_estimator='rloo'\\?"),
-        ({"kl_placement": "Reward"}, "kl_placement='reward'\\?"),
         ({"kl_estimator": "k4"}, "'k1', 'k2' or 'k3'"),
         ({"loss_aggregation": "token"}, "loss_aggregation='token-mean'\\?"),
+        ({"lr_scheduler_type": "cosin"}, "cosin is not a valid SchedulerType[\\s\\S]*lr_scheduler_type"),
         ({"skip_dead_groups": "no"}, "write skip_dead_groups=False"),
         ({"on_unhealthy": "stopp"}, "on_unhealthy='stop'\\?"),
     ],
@@ -114,8 +102,6 @@ def test_an_evaluations_batch_holds_whole_groups_where_none_was_asked_for() -> N
         settings = rloo_kit.RLOOConfig(num_generations=k, per_device_train_batch_size=k, **evaluated)
         assert settings.per_device_eval_batch_size == batch
     assert rloo_kit.RLOOConfig(num_generations_eval=1, **evaluated).per_device_eval_batch_size == 4
-    with pytest.raises(ConfigError, match="per_device_eval_batch_size=6, num_generations=4"):
-        rloo_kit.RLOOConfig(num_generations=4, per_device_eval_batch_size=6, **evaluated)
 
 
 # --- precision --------------------------------------------------------------------------------------------
@@ -129,7 +115,6 @@ def test_an_evaluations_batch_holds_whole_groups_where_none_was_asked_for() -> N
         ("bf16", {}, {"bf16": True, "fp16": False}, ""),
         ("fp16", {}, {"bf16": False, "fp16": True}, ""),
         ("bf16", {"bf16": False}, {}, ""),
-        ("bf16", {"fp16": True}, {}, ""),
         ("bf16", {"fp16": False}, {"bf16": True, "fp16": False}, ""),  # as command lines always pass
     ],
 )
@@ -188,24 +173,13 @@ def test_every_field_is_in_the_signature_the_kits_first_with_defaults() -> None:
     assert [name for name in first if f"    {name}: " not in documented] == []
 
 
-def test_the_types_that_are_read_without_trl_are_those_of_every_argument(monkeypatch: Any) -> None:
-    """The command line refuses a misspelling by them, before the seconds that an import of TRL takes."""
-    assert set(check_config.written_down()) == set(inspect.signature(rloo_kit.RLOOConfig).parameters)
-    monkeypatch.setattr(check_config, "version_of", lambda name: "another")
-    assert check_config.written_down.__wrapped__() == {}, "another release has other fields"
-
-
 # --- legal, and hardly meant ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (
-            {"top_p": 0.95, "top_k": 20},
-            "top_k=20, top_p=0.95: completions are sampled from another distribution",
-        ),
-        ({"min_p": 0.1}, "min_p=0.1"),
+        ({"top_p": 0.95, "top_k": 20}, "top_k=20, top_p=0.95: completions are sampled from another"),
         ({"generation_kwargs": {"suppress_tokens": [7]}}, "generation_kwargs suppress_tokens="),
         ({"advantage_estimator": "grpo"}, "noise becomes a full-size advantage"),
         ({"kl_placement": "loss", "kl_estimator": "k1"}, "has no effect"),
@@ -223,8 +197,7 @@ def test_what_is_legal_and_hardly_meant_is_spoken_of(settings: dict[str, Any], s
         {"generation_kwargs": {"use_cache": True}},
         {"min_p": 0.0},
         {"advantage_estimator": "grpo", "beta": 0.0},
-        {"advantage_estimator": "grpo", "kl_placement": "loss"},
-        {"advantage_estimator": "grpo", "skip_dead_groups": True},
+        {"advantage_estimator": "grpo", "kl_placement": "loss", "use_bias_correction_kl": True},
         {"warmup_steps": 0.1, "max_steps": 10},
     ],
 )

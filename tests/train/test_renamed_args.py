@@ -47,7 +47,6 @@ OURS = {item.name for item in dataclasses.fields(trl.RLOOConfig)} | set(OWN)
     ("old", "new", "value"),
     [
         ("kl_coef", "beta", 0.1),
-        ("response_length", "max_completion_length", 53),
         ("warmup_ratio", "warmup_steps", 0.1),
         ("evaluation_strategy", "eval_strategy", "no"),
     ],
@@ -77,13 +76,13 @@ def test_every_old_name_leads_to_a_name_that_exists() -> None:
     assert not {*renamed_args.CONFIG_GONE, *renamed_args.CONFIG_OLD} & OURS
 
 
-@pytest.mark.parametrize("name", renamed_args.CONFIG_GONE)
-def test_a_name_without_an_equal_says_what_to_do(name: str) -> None:
-    with pytest.raises(ArgumentError, match=name) as caught:
-        rloo_kit.RLOOConfig(**{name: object()})
-    assert renamed_args.CONFIG_GONE[name] in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 3
-    assert isinstance(caught.value, TypeError), "code that catches TRL's TypeError goes on working"
+def test_a_name_without_an_equal_says_what_to_do() -> None:
+    for name, todo in renamed_args.CONFIG_GONE.items():
+        with pytest.raises(ArgumentError, match=name) as caught:
+            rloo_kit.RLOOConfig(**{name: object()})
+        assert todo in str(caught.value)
+        assert len(str(caught.value).splitlines()) == 3
+    assert issubclass(ArgumentError, TypeError), "code that catches TRL's TypeError goes on working"
 
 
 def test_one_setting_by_two_names_is_refused() -> None:
@@ -102,8 +101,6 @@ def test_one_setting_by_two_names_is_refused() -> None:
     ("given", "ours"),
     [
         ({"loss_type": "grpo"}, {"loss_aggregation": "seq-mean-token-mean"}),
-        ({"loss_type": "dapo"}, {"loss_aggregation": "token-mean"}),
-        ({"loss_type": "dr_grpo"}, {"loss_aggregation": "seq-mean-token-sum-norm"}),
         ({"scale_rewards": True}, {"advantage_estimator": "grpo"}),
         ({"scale_rewards": "none"}, {"advantage_estimator": "dr_grpo"}),
         ({"kl_in_reward": False}, {"kl_placement": "loss"}),
@@ -142,11 +139,8 @@ def test_the_update_of_a_plain_grpo_config_is_carried_over_and_the_rest_is_the_k
         warnings.simplefilter("error")
         ours = rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN))
     expected = {
-        **{
-            "advantage_estimator": "grpo",
-            "loss_aggregation": "token-mean",
-            "importance_sampling_level": "token",
-        },
+        **{"advantage_estimator": "grpo", "loss_aggregation": "token-mean"},
+        "importance_sampling_level": "token",
         **{"kl_placement": "loss", "kl_estimator": "k3", "use_bias_correction_kl": True, "beta": 0.0},
         **{"num_generations": 8, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1},
         **{"learning_rate": 1e-6, "output_dir": "out/run", "save_steps": 25, "logging_steps": 1},
@@ -157,16 +151,11 @@ def test_the_update_of_a_plain_grpo_config_is_carried_over_and_the_rest_is_the_k
 @pytest.mark.filterwarnings("ignore:top_k")
 def test_what_differs_from_grpos_defaults_is_carried_over() -> None:
     given: dict[str, Any] = {
-        **{
-            "num_generations": 4,
-            "gradient_accumulation_steps": 4,
-            "steps_per_generation": 1,
-            "save_steps": 5,
-        },
+        **{"num_generations": 4, "gradient_accumulation_steps": 4, "steps_per_generation": 1},
         **{"epsilon_high": 0.28, "mask_truncated_completions": True, "beta": 0.04, "temperature": 0.9},
         **{"max_completion_length": 99, "max_steps": 3, "report_to": "none", "lr_scheduler_type": "cosine"},
         **{"eval_strategy": "steps", "eval_steps": 5, "reward_weights": [1.0, 0.5], "logging_steps": 3},
-        **{"top_k": 5, "save_strategy": "steps"},
+        **{"top_k": 5, "save_strategy": "steps", "save_steps": 5},
     }
     ours = rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN, **given))
     same = rloo_kit.RLOOConfig(**PLAIN, **given)
