@@ -161,7 +161,7 @@ def _without_equal(name: str, written: str, where: str, known: set[str], of_conf
         what = f"{written}: GRPO's, without an equal here"
         todo = "remove it: RLOO has no such part; trl.GRPOTrainer has"
     if of_config and name in CONFIG_GONE:
-        what, todo = f"{written} has no equal here", CONFIG_GONE[name]
+        what, todo = f"{name} has no equal here", CONFIG_GONE[name]
     return ArgumentError(what, where=f"{where}({written})", todo=todo)
 
 

@@ -61,7 +61,7 @@ VALUES: dict[str, list[Any]] = {
     "reward_weights": ["1", [NAN]],
     "reward_clip_range": [(1, -1), (0,), 5],
     "bf16": ["yes"],
-    "chat_template_kwargs": ["thinking", {"tokenize": False}],
+    "chat_template_kwargs": ["thinking"],
 }
 """Settings that are wrong alone; the culprit is the setting."""
 
