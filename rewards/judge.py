@@ -180,8 +180,9 @@ class _Rubric:
         return [self._mean(row) for row in table]
 
     def _mark(self, mark: Any, sample: int, k: int) -> float | None:
-        if mark is None or (isinstance(mark, numbers.Real) and 0.0 <= float(mark) <= 1.0):
-            return None if mark is None else float(mark)
+        number = mark.item() if hasattr(mark, "item") else mark  # of numpy or torch
+        if number is None or (isinstance(number, numbers.Real) and 0.0 <= float(number) <= 1.0):
+            return None if number is None else float(number)
         what = f"The judge's mark for '{self.criteria[k].name}' is not a number from 0 to 1"
         todo = "scale the judge's answer to [0, 1], or return None where it has no opinion"
         raise RewardValueError(what, reward_name=self.__name__, sample=sample, value=mark, todo=todo)

@@ -39,12 +39,9 @@ TESTS = (
 )
 
 
-SETS = {
-    "3.11 oldest": "lowest-direct",
-    "3.11 newest": "highest",
-    "3.12 newest": "highest",
-    "3.13 newest": "highest",
-}
+SETS = {"3.11 oldest": "lowest-direct"} | dict.fromkeys(
+    ("3.11 newest", "3.12 newest", "3.13 newest"), "highest"
+)
 """A Python and an end of pyproject.toml's ranges -> uv's word for that end."""
 
 HEAD = """# Sets of releases that the kit was tried on
@@ -73,7 +70,6 @@ def main() -> None:
 
 
 def interpreter(version: str) -> str:
-    """A Python of this version that runs: on the path, of pyenv, of uv; empty if there is none."""
     kept = (".pyenv/versions", ".local/share/uv/python")
     places = [path for place in kept for path in (Path.home() / place).glob(f"*{version}.*/bin/python3")]
     for found in (shutil.which(f"python{version}"), *map(str, sorted(places))):

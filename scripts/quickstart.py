@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import nbformat
 from nbclient import NotebookClient
-from papermill.iorw import load_notebook_node
-from papermill.parameterize import parameterize_notebook
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -58,9 +56,7 @@ class Run:
 
 
 class _Showing(NotebookClient):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._shown: dict[str, str] = {}
+    _shown: dict[str, str] = {}  # noqa: RUF012 - one client a process
 
     def process_message(
         self, msg: dict[str, Any], cell: NotebookNode, cell_index: int
@@ -81,27 +77,17 @@ class _Showing(NotebookClient):
         return f"{added}\n" if added else ""
 
 
-def run(notebook: Path, parameters: dict[str, object] | None = None, show: bool = True) -> Run:
-    """Execute a copy of the quickstart notebook, left under out/, and ask its kernel for the results.
-
-    Args:
-        notebook: has a cell tagged ``parameters`` if any are given.
-        parameters: values that replace those of that cell.
-        show: whether to print the cells and their output.
-    """
-    started, book = time.monotonic(), load_notebook_node(str(notebook))
-    if parameters:
-        book = parameterize_notebook(book, parameters)
-    client = (_Showing if show else NotebookClient)(
-        book, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(notebook.parent)}}
-    )
+def run(notebook: Path) -> Run:
+    """Execute a copy of the quickstart notebook, left under out/, and ask its kernel for the results."""
+    started, book = time.monotonic(), nbformat.read(notebook, as_version=4)
+    where = {"metadata": {"path": str(notebook.parent)}}
+    client = _Showing(book, timeout=None, kernel_name="python3", resources=where)
     OUT.mkdir(exist_ok=True)
     cells = [index for index, cell in enumerate(book.cells) if cell.cell_type == "code"]
     try:
         with client.setup_kernel():
             for number, index in enumerate(cells, 1):
-                if show:
-                    print(f"\n[{number}/{len(cells)}] {book.cells[index].source.splitlines()[0]}", flush=True)
+                print(f"\n[{number}/{len(cells)}] {book.cells[index].source.splitlines()[0]}", flush=True)
                 client.execute_cell(book.cells[index], index)
             answer = client.execute_cell(nbformat.v4.new_code_cell(ASK), -1)
     finally:

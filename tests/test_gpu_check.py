@@ -131,13 +131,10 @@ def test_a_check_is_offline_has_no_token_and_gets_its_variables(run: Any, monkey
 # --- budget, order and needs ------------------------------------------------------------------------------
 
 
-def test_what_the_budget_does_not_reach_is_not_run_and_a_shorter_check_still_is() -> None:
+def test_what_the_budget_does_not_reach_or_what_needs_a_failed_check_is_not_run() -> None:
     found = simulate(check(fine, 5), check(fine, 9, "long"), check(fine, 5, "short"), budget=10)
     assert statuses(found) == [PASSED, NOT_RUN, PASSED]
     assert found["long"].note == "5 s of the budget left, takes 9"
-
-
-def test_what_needs_a_check_that_failed_is_not_run() -> None:
     found = simulate(check(fine, name="broken"), check(fine, name="b", needs=("broken",)), check(fine))
     assert statuses(found) == [FAILED, NOT_RUN, PASSED]
     assert found["b"].note == "needs broken"
@@ -221,7 +218,6 @@ def test_a_run_of_plain_trl_is_not_given_unsloths_patches() -> None:
 @pytest.mark.parametrize(
     ("products", "made", "kept", "said"),
     [
-        (2.0, 3.0, "1", "UNSLOTH_BNB_GEMM_4BIT=1 2.00 s, UNSLOTH_BNB_GEMM_4BIT=0 3.00 s"),
         (3.0, 2.0, "0", "UNSLOTH_BNB_GEMM_4BIT=0 is written into"),
         (2.0, 2.05, None, "alike, and the kit's default stays"),
         (2.0, None, None, ""),
@@ -241,25 +237,3 @@ def test_the_faster_way_with_4_bit_weights_is_written_where_prepare_reads_it(
     assert bool(said) == bool(found)
     values = dotenv_values(tmp_path / ".env")
     assert values == {"HF_TOKEN": "hf_x", "UNSLOTH_BNB_GEMM_4BIT": kept or "9"}
-
-
-def test_both_ways_are_timed_by_the_variable_alone_in_a_command_of_their_own() -> None:
-    shape, *ways = checks.chosen(["4-bit"])
-    assert [(way.name, way.variables) for way in ways] == [
-        (name, {four_bit.VARIABLE: value}) for value, name in four_bit.WAYS.items()
-    ]
-    assert ways[0].arguments == ways[1].arguments
-    assert all(way.needs == (shape.name,) for way in ways)
-
-
-def test_a_rehearsal_writes_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    figures = {four_bit.SECONDS: Figure(1.0)}, {four_bit.SECONDS: Figure(2.0)}
-    ran = [
-        (Check(name, "", 1.0), Outcome(MEASURED, figures=one))
-        for name, one in zip(four_bit.WAYS.values(), figures, strict=True)
-    ]
-    monkeypatch.setattr(command, "run_all", lambda *_: iter(ran))
-    for is_rehearsal, written in ((True, False), (False, True)):
-        command.run([], {"device": "a card"}, tmp_path / "out", 100.0, is_rehearsal)
-        assert (tmp_path / ".env").exists() == written

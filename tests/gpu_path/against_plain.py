@@ -34,31 +34,22 @@ class AgainstPlain:
         return beside_plain.figures
 
     @BASES
-    @pytest.mark.parametrize("how", ["with gradient", "without"])
-    def test_log_probabilities_of_prompts_padded_on_the_left(
-        self, figures: dict[str, Figure], base: str, how: str
+    def test_prompts_padded_on_the_left_have_plain_log_probabilities_and_a_dropped_mask_is_seen(
+        self, figures: dict[str, Figure], base: str
     ) -> None:
-        figure = figures[f"{base}, {self.DTYPE}, left padding, {how}: log-probabilities off by, nats"]
-        assert_close(figure)
+        def off(how: str) -> Figure:
+            return figures[f"{base}, {self.DTYPE}, left padding, {how}: log-probabilities off by, nats"]
 
-    @BASES
-    @pytest.mark.parametrize("how", ["pads seen", "flag unset"])
-    def test_a_mask_that_is_dropped_is_seen(self, figures: dict[str, Figure], base: str, how: str) -> None:
-        figure = figures[f"{base}, {self.DTYPE}, left padding, {how}: log-probabilities off by, nats"]
-        assert figure.value >= figure.low > 0, figure
+        for how in ("with gradient", "without"):
+            assert_close(off(how))
+        for how in ("pads seen", "flag unset"):
+            assert off(how).value >= off(how).low > 0, how
 
-    def test_greedy_search_of_eight_rows_is_plain_greedy_search_in_float32(
+    def test_tokens_are_plain_greedy_searchs_and_drawn_from_the_policys_distribution(
         self, figures: dict[str, Figure]
     ) -> None:
         assert figures["32 bit, greedy tokens: less probable than the best by, nats"].value == 0.0
-
-    @BASES
-    def test_greedy_search_takes_what_rounding_cannot_tell_from_the_best(
-        self, figures: dict[str, Figure], base: str
-    ) -> None:
-        assert figures[f"{base}, {self.DTYPE}, greedy tokens: less probable than the best by, nats"].holds
-
-    def test_first_tokens_are_sampled_from_the_policys_distribution(self, figures: dict[str, Figure]) -> None:
         for base in (f"4 bit, {self.DTYPE}", f"16 bit, {self.DTYPE}", "32 bit"):
+            assert figures[f"{base}, greedy tokens: less probable than the best by, nats"].holds
             assert figures[f"{base}, first tokens: entropy, nats"].holds, "one token says nothing"
             assert figures[f"{base}, first tokens: surprise off by, standard errors"].holds

@@ -4,32 +4,8 @@ import json
 from typing import Any
 
 import pytest
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import ROOT
-
-
-class Called(TorchDispatchMode):
-    """The operators that were called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(str(func._overloadpacket))
-        return func(*args, **(kwargs or {}))
-
-
-def test_torch_multiplies_a_slice_of_a_wider_buffer_row_by_row_and_its_copy_at_once() -> None:
-    """The reason for ``head_in_one_product``: rows as unsloth's decoding leaves them, seen in this torch."""
-    rows_apart, weight = torch.zeros(3, 9)[:, :5].view(3, 1, 5), torch.zeros(7, 5)
-    for given, product in ((rows_apart, "aten.bmm"), (rows_apart.contiguous(), "aten.mm")):
-        with Called() as called:
-            torch.nn.functional.linear(given, weight)
-        assert product in called.names
-
 
 GREEDY = """
 from benchmarks import pretended

@@ -61,15 +61,6 @@ def test_a_run_goes_on_in_one_process_with_the_prompts_that_it_would_have_taken(
     assert problems(seen(folder, 1)) == {step: texts for step, texts in alone.items() if step > 2}
 
 
-def test_a_run_goes_on_in_two_processes_with_the_same_prompts(
-    alone: dict[int, list[str]], tmp_path: Path
-) -> None:
-    finish(start(tmp_path, 2, **{**STEPS, "max_steps": 2}))
-    out, _ = finish(start(tmp_path, 2, **STEPS, resume=True))
-    assert "resuming from" in out
-    assert problems(seen(tmp_path, 2)) == {step: texts for step, texts in alone.items() if step > 2}
-
-
 def test_two_machines_meet(alone: dict[int, list[str]], tmp_path: Path, port: int) -> None:
     """Two launchers on this machine, each with a process, as on two machines that share a disk."""
     meet = f"--nnodes 2 --master_addr 127.0.0.1 --master_port {port} --node_rank".split()
@@ -94,13 +85,7 @@ def launched(folder: Path, engine: str, *arguments: str) -> str:
     settings = [part for name, value in changed.items() for part in ("--set", f"{name}={value}")]
     command = [
         sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        "-m",
-        "rloo_kit",
-        "train",
+        *["-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "rloo_kit", "train"],
     ]
     command += [str(ROOT / "configs/tiny.yaml"), *settings, *arguments]
     how: Any = {"cwd": folder, "capture_output": True, "text": True, "timeout": PATIENCE, "check": False}
