@@ -57,20 +57,6 @@ def within_reach(policy: Policy, level: int, seed: int) -> Task:
     return task.within_reach(policy, low=0.1, high=0.9, n_prompts=64, max_new_tokens=IN_TIME, seed=seed)
 
 
-def maths(policy: Policy, level: int, seed: int) -> Task:
-    """Word problems as in GSM8K, prompts of 135 to 165 tokens."""
-    from rloo_kit import tasks
-
-    def fits(row: dict[str, Any]) -> bool:
-        ids = policy.tokenizer.apply_chat_template(
-            row["prompt"], add_generation_prompt=True, return_dict=False
-        )
-        return 135 <= len(ids) <= 165
-
-    task = tasks.reasoning_gym("gsm_symbolic", policy=policy, n_train=600, n_held_out=20, seed=seed)
-    return dataclasses.replace(task, train=task.train.filter(fits))
-
-
 def after_thought(task: Task) -> Reward:
     """The quickstart's reward: 0.2 for a thought closed once, 0.8 more for the right answer after it."""
 
@@ -121,7 +107,6 @@ TASKS: dict[str, Learned] = {
     "arithmetic": Learned(arithmetic, after_thought, (0.75, 0.85), **TINY),
     "carries": Learned(carrying, after_thought, (0.75, 0.85), evaluate_every=300, **TINY),
     "words": WORDS,
-    "maths": dataclasses.replace(WORDS, make=maths, score=lambda task: task.correct),
     "words_within_reach": dataclasses.replace(WORDS, make=within_reach),
     "words_low_rate": dataclasses.replace(WORDS, spec=WORDS.spec | {"learning_rate": 1e-4}),
 }

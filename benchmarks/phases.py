@@ -56,7 +56,6 @@ class Step:
 
     @property
     def total(self) -> Spent:
-        """All phases together."""
         return sum(self.spent.values(), Spent())
 
 
@@ -100,7 +99,6 @@ class Meter:
 
     @property
     def total(self) -> Spent:
-        """Of all steps that have ended."""
         return sum((step.total for step in self.steps), Spent())
 
     @contextmanager
@@ -114,7 +112,6 @@ class Meter:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Charge the time inside to a phase, except for that of phases inside it."""
         self._charge()
         self._inside.append(name)
         try:
@@ -168,7 +165,6 @@ class Meter:
 
 
 def reset_peak(device: str) -> int:
-    """Reset the high-water mark to what is held now, and return that, in bytes."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         return int(torch.cuda.memory_allocated())
@@ -179,10 +175,7 @@ def reset_peak(device: str) -> int:
 
 
 def peak_bytes(device: str) -> int:
-    """The high-water mark: memory that torch allocated on a GPU, the process's resident set on a CPU.
-
-    Where the system cannot reset its mark (no /proc), that of the whole process.
-    """
+    """The high-water mark: memory that torch allocated on a GPU, the process's resident set on a CPU."""
     if device == "cuda":
         return int(torch.cuda.max_memory_allocated())
     status = Path("/proc/self/status")

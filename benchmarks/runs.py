@@ -112,8 +112,6 @@ SHARED = (
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Held-out greedy accuracy after so many updates, tokens and seconds of training."""
-
     step: int
     tokens: int
     spent: Spent
@@ -173,11 +171,7 @@ class Result:
 
 
 def measure(spec: Spec, fresh: bool = False) -> Result:
-    """The result of a run, from its file if it exists and nothing ``fresh`` is wanted, else from a process of its own.
-
-    Raises:
-        RuntimeError: the process failed; with the end of its output.
-    """
+    """The result of a run, from its file if it exists and nothing ``fresh`` is wanted, else from its own process."""
     file = OUT / f"{spec.variant}-{spec.seed}-{spec.repeat}-{digest(spec)}.json"
     if fresh or not file.exists():
         OUT.mkdir(parents=True, exist_ok=True)
@@ -191,7 +185,6 @@ def measure(spec: Spec, fresh: bool = False) -> Result:
 
 
 def digest(spec: Spec) -> str:
-    """Ten letters for the settings, the variant's switches, and the sources that the run uses."""
     package = HERE.parent / "rloo_kit"
     sources = [*sorted(package.rglob("*.py")), *(HERE / f"{name}.py" for name in MEASURED_BY)]
     text = repr((spec, VARIANTS[spec.variant])) + "".join(path.read_text() for path in sources)
@@ -199,7 +192,6 @@ def digest(spec: Spec) -> str:
 
 
 def store(name: str, results: Iterable[Result]) -> None:
-    """Write the raw results beside their table, a run a line."""
     lines = ",\n".join(result.to_json() for result in results)
     (RESULTS / f"{name}.json").write_text(f"[\n{lines}\n]\n")
 
@@ -209,7 +201,6 @@ def stored(name: str) -> list[Result]:
 
 
 def described(results: list[Result]) -> str:
-    """The machine in two sentences, for the top of a table."""
     first, loads = results[0].machine, sorted(result.load for result in results)
     threads = f"{first['threads']} thread{'s' if first['threads'] != '1' else ''}"
     return (
@@ -269,7 +260,6 @@ def run(spec: Spec) -> Result:
 
 
 def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, folder: str) -> RLOOTrainer:
-    """TRL's trainer or the kit's, with every setting alike that both have."""
     import torch
     import trl
     from learned import TASKS
@@ -328,7 +318,6 @@ class CountedReward:
 
 
 def watcher_of(spec: Spec, meter: Meter, device: str, accuracy: Any) -> TrainerCallback:
-    """The callback that starts the clock, ends each step, and evaluates while the clock is stopped."""
     from transformers import TrainerCallback
 
     class Watcher(TrainerCallback):

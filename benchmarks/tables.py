@@ -21,12 +21,10 @@ T_975 = (
 
 
 def document(title: str, *parts: str) -> str:
-    """Markdown: the title, then paragraphs, lists and tables; the first part begins with the command."""
     return "\n\n".join([f"# {title}", *parts]) + "\n"
 
 
 def table(columns: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; ``align`` has a letter, l or r, for each column."""
     rules = "".join({"l": "---|", "r": "---:|"}[letter] for letter in align)
     lines = [" | ".join(cells) for cells in (columns, *rows)]
     return "\n".join([f"| {lines[0]} |", f"|{rules}", *(f"| {line} |" for line in lines[1:])])

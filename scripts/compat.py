@@ -55,7 +55,6 @@ UV = [sys.executable, "-m", "uv"]
 
 
 def main() -> None:
-    """Make each set, run its tests, write the table; fails where a test does."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="sets whose name begins so")
     asked = parser.parse_args().only
@@ -79,7 +78,6 @@ def interpreter(version: str) -> str:
 
 
 def tried(name: str) -> dict[str, Any]:
-    """Make a set and run its tests: what is installed, and how they came out."""
     folder, base = OUT / name.replace(" ", "-"), interpreter(name.split()[0])
     if not base:
         return {"tests": f"no Python {name.split()[0]} found here"}

@@ -49,7 +49,6 @@ FROM_GRPO = ("loss_type", "scale_rewards", "kl_in_reward", "max_prompt_length", 
 
 
 def card_table() -> str:
-    """What fits which card, with the rule that the table follows."""
     from rloo_kit.memory import cards
 
     return cards.table()
@@ -65,7 +64,6 @@ TONIGHT = {
 
 
 def tonight() -> str:
-    """What to run on a card: the first run's policy and the file's, with the plan's memory and minutes."""
     from rloo_kit.cli.config import load_config
     from rloo_kit.cli.run import planned
     from rloo_kit.memory.cards import first_run
@@ -108,7 +106,6 @@ def tonight() -> str:
 
 
 def defaults(config_class: type) -> dict[str, object]:
-    """Field name -> default, of a dataclass whose every field has one."""
     return {
         item.name: item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
         for item in dataclasses.fields(config_class)
@@ -121,7 +118,6 @@ def trls(config_class: type) -> type:
 
 
 def settings() -> str:
-    """Every setting that the docstring explains, TRL's first; then the other defaults that are not TRL's."""
     from rloo_kit import RLOOConfig
 
     ours, theirs = defaults(RLOOConfig), defaults(trls(RLOOConfig))
@@ -137,7 +133,6 @@ def settings() -> str:
 
 
 def old_names() -> str:
-    """Arguments of older recipes that have another name today."""
     from rloo_kit.train import renamed_args
 
     today: dict[str, list[str]] = {}
@@ -164,7 +159,6 @@ def grpo_names() -> str:
 
 
 def rloo_beside_grpo() -> str:
-    """The defaults of the kit's RLOO, TRL's RLOO and TRL's GRPO."""
     from rloo_kit import RLOOConfig
 
     columns = [defaults(RLOOConfig), defaults(trls(RLOOConfig))]
@@ -183,7 +177,6 @@ PLACEHOLDERS |= {"large": "`A`", "small": "`B`", "setting": "temperature", "chan
 
 
 def symptoms_in_short() -> str:
-    """Every symptom in a row: its likely cause, and what to change first alone, without a run's own figures."""
     data = tomllib.loads((ROOT / "rloo_kit" / "watch" / "symptoms.toml").read_text())
     rows = []
     for name, symptom in data.items():
@@ -197,18 +190,10 @@ def in_general(text: str) -> str:
     return plain(re.sub(r"(?:: reward | by )?\{(\w+)\}", lambda word: PLACEHOLDERS.get(word[1], ""), text))
 
 
-# --- architecture and public names ------------------------------------------------------------------------
-
-
-def floors() -> list[list[str]]:
-    """The rooms of ``rloo_kit`` from the top floor to the ground, as import-linter keeps them."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
-    return [[room.strip() for room in layer.split("|")] for layer in layers]
+# --- public names ---------------------------------------------------------------------------------------
 
 
 def names_list(package: str) -> str:
-    """Public names with their signature and the first sentence of their docstring."""
     found = __import__(package, fromlist=["__all__"])
     lines = []
     for name in (name for name in found.__all__ if name != "tasks"):  # which has a list of its own
@@ -268,7 +253,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "names of grpo": grpo_names,
     "symptoms in short": symptoms_in_short,
     "rloo beside grpo": rloo_beside_grpo,
-    "layers": lambda: reference.layers(floors()),
     "files": reference.files,
     "names of the kit": partial(names_list, "rloo_kit"),
     "names of tasks": partial(names_list, "rloo_kit.tasks"),

@@ -148,7 +148,6 @@ def step(what: str, command: list[str], todo: str = "", cwd: Path | None = None)
 
 
 def uv_environment() -> dict[str, str]:
-    """This process's environment, with pip's settings also by uv's names."""
     for_uv = {uv: os.environ[pip] for pip, uv in PIP_TO_UV.items() if pip in os.environ}
     return {**for_uv, **os.environ}
 

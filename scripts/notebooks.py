@@ -67,7 +67,6 @@ def store(path: Path) -> None:
 
 
 def without_machine(text: str) -> str:
-    """A stored notebook without the folders of the machine that ran it."""
     return OF_THIS_MACHINE.sub("", text)
 
 

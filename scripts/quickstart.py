@@ -66,7 +66,6 @@ class _Showing(NotebookClient):
         return super().process_message(msg, cell, cell_index)
 
     def _new_text(self, kind: str, content: dict[str, Any]) -> str:
-        """What a message prints, or adds to an output that is updated, as a run's lines are."""
         if kind == "stream":
             return str(content["text"])
         key = content.get("transient", {}).get("display_id")
@@ -100,7 +99,6 @@ def share(accuracy: tuple[float, float, float]) -> str:
 
 
 def summary(result: Run) -> str:
-    """At most eight lines: what ran where, what it learned, what it cost, where the adapter is."""
     few = max(1, len(result.rewards) // 6)
     first, last = sum(result.rewards[:few]) / few, sum(result.rewards[-few:]) / few
     adapter = (NOTEBOOK.parent / result.adapter).resolve()

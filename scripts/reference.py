@@ -10,7 +10,7 @@ import ast
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,15 +26,7 @@ MANY = 7
 # --- files ------------------------------------------------------------------------------------------------
 
 
-def layers(floors: Sequence[Sequence[str]]) -> str:
-    """The packages of ``rloo_kit`` from top to bottom, as import-linter keeps them."""
-    lines = ["   ".join(floor) for floor in floors]
-    width = max(map(len, lines))
-    return "\n".join(["```text", *(f"| {line:<{width}} |" for line in lines), "```"])
-
-
 def files() -> str:
-    """Every source file, a line each, under the folder that it is in."""
     lines = []
     for folder in folders():
         found = sorted(file for file in folder.glob("*.py") if not file.stem.startswith("__"))
@@ -70,7 +62,6 @@ def shortened(sentence: str) -> str:
 
 
 def is_balanced(text: str) -> bool:
-    """Whether no quotation or bracket is open at its end."""
     return (
         text.count('"') % 2 == 0 and text.count("(") == text.count(")") and text.count("[") == text.count("]")
     )
@@ -80,13 +71,11 @@ def is_balanced(text: str) -> bool:
 
 
 def name_line(name: str, value: object, link: str, says: str) -> str:
-    """A public name with its signature, what it is, and the methods of a class."""
     methods = ", ".join(f"`{one}`" for one in own_methods(value))
     return f"- [`{name}{signature(value)}`]({link}): {shortened(says)}" + (f"; {methods}" if methods else "")
 
 
 def signature(value: object) -> str:
-    """Parameters and defaults, without types; a dataclass's fields; nothing for a constant or an error."""
     if not callable(value) or is_error(value):
         return ""
     parameters = list(inspect.signature(value).parameters.values())
@@ -110,7 +99,6 @@ def written(parameter: inspect.Parameter) -> str:
 
 
 def own_methods(value: object) -> list[str]:
-    """Methods that a class brings, without those that it overrides."""
     if not isinstance(value, type) or is_error(value):
         return []
     inherited = {name for base in value.__mro__[1:] for name in vars(base)}

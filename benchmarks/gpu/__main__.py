@@ -84,7 +84,6 @@ def main(words: list[str] | None = None) -> int:
 
 
 def run(found: list[Check], machine: dict[str, str], out: Path, budget: float, is_rehearsal: bool) -> int:
-    """Run the checks, write each outcome as it comes, and return the exit status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the check's process, too
     out.mkdir(parents=True, exist_ok=True)
     mine = report.Outcomes()

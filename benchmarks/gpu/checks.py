@@ -31,7 +31,6 @@ one more pass, for the KL term."""
 
 
 def shape(name: str) -> Check:
-    """A checkpoint of a shape, which others need."""
     return Check(f"shape/{name}", "memory:make", 35, {"shape": name}, card_gib=CARD_GIB[name])
 
 
@@ -44,7 +43,6 @@ def case(index: int) -> Check:
 
 
 def timed(trainer: str, tokens: int) -> Check:
-    """A trainer at a length of completions."""
     seconds = {KIT: 30, UNSLOTH: 90, PLAIN: 35}[trainer] + (0.07 if trainer == PLAIN else 0.03) * tokens
     arguments, rehearsed = {"trainer": trainer, "tokens": tokens}, trainer != PLAIN and tokens == 256
     name = f"speed/{tokens} tokens, {trainer}"
@@ -81,7 +79,6 @@ CHECKS = [
 
 
 def chosen(only: Sequence[str] = ()) -> list[Check]:
-    """The checks whose names begin with one of ``only`` (none means all), and what they need, in order."""
     every = {check.name: check for check in CHECKS}
     wanted = {name for name in every if not only or name.startswith(tuple(only))}
     while missing := {need for name in wanted for need in every[name].needs} - wanted:

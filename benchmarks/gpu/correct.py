@@ -58,7 +58,6 @@ def varied(prompts: Any, completion_ids: Any, **kwargs: Any) -> list[float | Non
 
 
 def trainer_of(policy: Any, place: Place, reward: Any = varied, **settings: Any) -> rloo_kit.RLOOTrainer:
-    """The kit's trainer for steps of 16 completions on :func:`sums`, 8 in a rehearsal."""
     # 1e9 clips nothing; 0 would leave the loss scaler's factor in float16's gradients.
     small = {"max_steps": 1, "lr_scheduler_type": "constant", "max_grad_norm": 1e9, **settings}
     groups = 2 if place.is_rehearsal else 4
@@ -69,7 +68,6 @@ def trainer_of(policy: Any, place: Place, reward: Any = varied, **settings: Any)
 
 
 def lora_of(model: torch.nn.Module, gradient: bool = False) -> Weights:
-    """The trained weights by name, or their gradients, copied to the CPU in float32."""
     named = {n: p.grad if gradient else p.detach() for n, p in model.named_parameters() if p.requires_grad}
     return {name: tensor.float().cpu().clone() for name, tensor in named.items() if tensor is not None}
 

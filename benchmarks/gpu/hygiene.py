@@ -72,7 +72,6 @@ RELEASE = "print(rloo_kit.release())\nanswer()"
 
 
 def run_cell(client: Any, code: str) -> dict[str, Any]:
-    """Run a cell in a kernel: its ANSWER, or the error's name and text."""
     said: list[str] = []
 
     def hear(message: dict[str, Any]) -> None:
@@ -97,7 +96,6 @@ def used_bytes(process: Any, place: Place) -> int:
 
 
 def seconds_until(reached: Callable[[], bool], most: float) -> float:
-    """How long until a condition holds; infinity where it has not after so many seconds."""
     started = time.monotonic()
     while time.monotonic() - started < most:
         if reached():

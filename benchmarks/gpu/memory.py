@@ -62,7 +62,6 @@ def quantization(kept: Sequence[str] = ()) -> BitsAndBytesConfig:
 
 
 def write_without_weights(checkpoint: Checkpoint, folder: Path, kept: Sequence[str] = ()) -> None:
-    """A checkpoint's folder: its configuration in 4 bit, with the tiny policy's tokenizer."""
     not_shared = shutil.ignore_patterns("*.safetensors", "config.json", "*manifest*")
     shutil.copytree(TINY.checkpoint(), folder, ignore=not_shared)
     config = config_of(checkpoint)
@@ -104,14 +103,12 @@ def make(place: Place, shape: str, layers: int = 0) -> dict[str, Figure]:
 
 
 def limit_torch(size: int) -> None:
-    """Let torch take so many bytes of this GPU and no more."""
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(size / torch.cuda.mem_get_info()[1])
     torch.cuda.reset_accumulated_memory_stats()
 
 
 def held(trainer: rloo_kit.RLOOTrainer) -> dict[str, int]:
-    """Part of the plan -> bytes that stay after a step."""
     linear, rest = weight_bytes(trainer.model)
     states = [entry for state in trainer.optimizer.state.values() for entry in state.values()]
     return {

@@ -31,7 +31,6 @@ the seed is fixed."""
 
 
 def compare(place: Place) -> dict[str, Figure]:
-    """Each figure of the record beside the reference's, and beside what rounding alone makes of the reference."""
     figures: dict[str, Figure] = {}
     for base, record in torch.load(place.scratch / "update.pt", weights_only=True).items():
         exact = policy_of(record["four_bit"], record["lora"])
@@ -50,7 +49,6 @@ def compare(place: Place) -> dict[str, Figure]:
 
 
 def against(record: dict[str, Any], exact: Any, rounded: Any) -> dict[str, Figure]:
-    """Log-probabilities and gradients, and controls: what must be off."""
     updates = record["updates"]
     first = next(iter(updates.values()))  # all are of the same completions
     of_exact, of_rounded = (both(model, first) for model in (exact, rounded))
@@ -88,7 +86,6 @@ def size(values: torch.Tensor) -> float:
 
 
 def both(model: Any, record: dict[str, Any]) -> tuple[Rows, Rows]:
-    """Log-probabilities under the policy, with their graph, and under the reference."""
     now = log_probs(model, record)
     with torch.no_grad(), model.disable_adapter():
         return now, log_probs(model, record)

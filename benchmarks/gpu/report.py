@@ -15,7 +15,6 @@ def merged(earlier: Outcomes, later: Outcomes) -> Outcomes:
 
 
 def load(file: Path) -> Outcomes:
-    """The outcomes of a results.json; none where there is no such file."""
     found: Outcomes = {}
     stored = json.loads(file.read_text())["checks"] if file.exists() else {}
     for name, (status, note, seconds, figures) in stored.items():
@@ -45,7 +44,6 @@ def save(folder: Path, machine: dict[str, str], outcomes: Outcomes) -> None:
 
 
 def line(name: str, outcome: Outcome) -> str:
-    """A check in one line, with its note or the figure that says most: a broken one if there is any."""
     said = outcome.note
     if outcome.figures:
         key, figure = min(outcome.figures.items(), key=lambda item: item[1].holds)
@@ -54,6 +52,5 @@ def line(name: str, outcome: Outcome) -> str:
 
 
 def counts(outcomes: Outcomes) -> str:
-    """Such as "12 passed, 1 FAILED"."""
     found = Counter(outcome.status for outcome in outcomes.values())
     return ", ".join(f"{count} {status}" for status, count in found.items())

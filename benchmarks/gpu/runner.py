@@ -53,7 +53,6 @@ class Figure(NamedTuple):
 
     @property
     def limits(self) -> str:
-        """The limits in words; empty where nothing is demanded."""
         bounds = (("at least", self.low), ("at most", self.high))
         words = ", ".join(f"{word} {bound:.4g}" for word, bound in bounds if bound is not None)
         return "must be" if isinstance(self.value, bool) else words
@@ -83,8 +82,6 @@ class Check:
 
 
 class Outcome(NamedTuple):
-    """What came of a check; ``note`` is its error, or why it did not run."""
-
     status: str
     note: str = ""
     seconds: float = 0.0
@@ -92,14 +89,12 @@ class Outcome(NamedTuple):
 
 
 def judged(figures: dict[str, Figure], seconds: float) -> Outcome:
-    """The outcome of a check that ran to its end."""
     limited = [figure for figure in figures.values() if figure.limits]
     status = FAILED if not all(figure.holds for figure in limited) else PASSED if limited else MEASURED
     return Outcome(status, "", seconds, figures)
 
 
 def why_not(check: Check, left: float, passed: set[str], place: Place, card_gib: float) -> str:
-    """Why a check is not begun with so many seconds left; empty where it is."""
     if place.is_rehearsal and not check.rehearsed:
         return "needs a GPU"
     if card_gib < check.card_gib:
@@ -167,14 +162,12 @@ def run_in_process(check: Check, seconds: float, place: Place, log: Path) -> Out
 
 
 def environment(variables: dict[str, str]) -> dict[str, str]:
-    """A check's environment: offline, without tokens, with this project importable."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LEFT_OUT)}
     paths = [str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**kept, **ALWAYS, "PYTHONPATH": os.pathsep.join(paths), **variables}
 
 
 def main() -> None:
-    """In the check's process: run it, and write its figures, or its error in a line."""
     call, arguments, scratch, is_rehearsal = json.loads(sys.argv[1])
     place = Place(Path(scratch), is_rehearsal)
     found: dict[str, Figure] | str

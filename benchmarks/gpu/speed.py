@@ -79,7 +79,6 @@ def model_of(folder: Path, trainer: str) -> dict[str, Any]:
 
 
 def trainer_of(place: Place, trainer: str, tokens: int, shape: str) -> Any:
-    """One of the three, on a policy of its own."""
     named = model_of(place.scratch / shape, trainer)
     kind = importlib.import_module("rloo_kit" if trainer == KIT else "trl")
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False)

@@ -25,12 +25,10 @@ def dataset(tokens: int, count: int = 64) -> Dataset:
 
 
 def every_other(completions: list[Any], **kwargs: Any) -> list[float]:
-    """1 for every other completion, so that every group has a signal."""
     return [float(index % 2) for index in range(len(completions))]
 
 
 def listen(trainer: Any, **events: Callable[[], object]) -> None:
-    """Call functions at a run's events: ``on_step_end=...``, as transformers' TrainerCallback names them."""
     from transformers import TrainerCallback  # not earlier: this process may need Unsloth first
 
     methods = {name: lambda *_, call=call, **__: call() for name, call in events.items()}

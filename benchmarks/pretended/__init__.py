@@ -27,7 +27,6 @@ VARIABLE = "RLOO_KIT_PRETENDED_CARD"
 
 
 def is_possible() -> bool:
-    """Whether Triton is there: in .triton, where ``make test`` puts it, or installed."""
     return (ROOT / ".triton" / "triton").is_dir() or find_spec("triton") is not None
 
 

@@ -68,7 +68,6 @@ def _always(value: Any) -> Callable[..., Any]:
 
 
 def answers(card: Card, gauge: TensorGauge) -> dict[str, Callable[..., Any]]:
-    """Name in ``torch.cuda`` -> what it is replaced by."""
     stream, major_minor = Event(), card.capability
     fixed: dict[str, Any] = {
         "is_available": True,
@@ -122,7 +121,6 @@ def answers(card: Card, gauge: TensorGauge) -> dict[str, Callable[..., Any]]:
 
 
 def pretend(card: Card, is_counted: bool) -> None:
-    """Replace what ``torch.cuda``, its submodules and its C functions say; tensors are counted where asked for."""
     gauge = TensorGauge()
     if is_counted:
         gauge.__enter__()

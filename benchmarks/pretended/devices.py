@@ -60,7 +60,6 @@ _ENTERED: list[TorchFunctionMode] = []
 
 
 def enter(mode: TorchFunctionMode) -> None:
-    """Enter a mode for good, backward passes included."""
     mode.__enter__()
     _ENTERED.append(mode)
 
@@ -92,7 +91,6 @@ def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _autocast_on_host() -> None:
-    """Autocast of "cuda" is autocast of the CPU."""
     begin = torch.autocast.__init__
 
     def init(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
@@ -129,14 +127,11 @@ class _IsGenerator(type):
 
 
 class Generator(metaclass=_IsGenerator):
-    """A random generator of "cuda" is one of the CPU."""
-
     def __new__(cls, device: object = None) -> torch.Generator:  # type: ignore[misc]
         return cls.true()
 
 
 def pretend(target: str) -> CudaIs:
-    """Enter the mode, for good."""
     mode = CudaIs(target)
     enter(mode)
     _stay_in_backward()

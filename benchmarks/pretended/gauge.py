@@ -61,7 +61,6 @@ class TensorGauge(TorchDispatchMode):
 
 
 def standing_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Parameters with their quantisation state, buffers and gradients."""
     parameters = list(model.parameters())
     found: list[torch.Tensor] = [*parameters, *model.buffers()]
     found += [tensor for p in parameters for tensor in quantisation_tensors(p)]

@@ -26,7 +26,6 @@ Triton kernels."""
 
 
 def pretend(card: Card) -> None:
-    """Give Triton a driver of the card, and bitsandbytes the CUDA functions' names."""
     triton.backends.nvidia.driver.libcuda_dirs = lambda: []
     triton.runtime.driver.set_active(_driver(card))
     lanes.install()
@@ -38,7 +37,6 @@ def pretend(card: Card) -> None:
 
 
 def leave_out() -> None:
-    """Launch no kernel: for tensors on "meta", which have nothing to compute."""
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 

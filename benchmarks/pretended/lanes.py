@@ -69,8 +69,6 @@ def install() -> None:
 
 
 def _shapes() -> dict[str, Callable[..., Any]]:
-    """Operations that know of axes."""
-
     def splat(self: Any, kind: Any, value: Any) -> Any:
         lanes = len(value.data)
         flat = value.data.reshape(lanes, *[1] * len(kind.shape))
@@ -105,7 +103,6 @@ def _shapes() -> dict[str, Callable[..., Any]]:
 
 
 def _shift_axis(kind: Any) -> None:
-    """Of a reduction or a scan: behind the lanes."""
     begin = kind.__init__
 
     def init(self: Any, axis: int | None, *args: Any) -> None:
@@ -142,7 +139,6 @@ def _alike(*handles: Any) -> Iterator[Any]:
 
 
 def _memory(builder: Any) -> dict[str, Callable[..., Any]]:
-    """Operations on memory: a pointer a lane."""
     load, store = builder.create_masked_load, builder.create_masked_store
     update, exchange = builder.create_atomic_rmw, builder.create_atomic_cas
 

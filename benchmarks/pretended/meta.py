@@ -20,7 +20,6 @@ aten = torch.ops.aten
 
 
 def on_meta(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no memory; ``tensor.device`` says cuda."""
     return tensor.untyped_storage().device.type == "meta"
 
 

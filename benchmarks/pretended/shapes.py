@@ -55,7 +55,6 @@ def load(name: str | Checkpoint, dtype: torch.dtype = torch.bfloat16, **kwargs: 
 
 
 def skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
-    """What transformers and bitsandbytes make of a 4-bit checkpoint, without a value."""
     config = config_of(checkpoint)
     config._attn_implementation = "sdpa"
     with torch.device("meta"):

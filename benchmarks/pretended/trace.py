@@ -90,7 +90,6 @@ class Run:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count; the largest peak of all visits is kept."""
         self._open = name
         self.gauge.restart()
         with self.gauge:
