@@ -84,7 +84,10 @@ def right_in_time(task: Task) -> Reward:
     return rewards.weighted(both, [0.5, 0.5], name="right_in_time")
 
 
-TINY: dict[str, Any] = {"described": "tiny in 4 bit", "load": {"lora_alpha": 32}}
+TINY: dict[str, Any] = {
+    "described": "tiny in 4 bit",
+    "load": {"lora_alpha": 32, "gradient_checkpointing": False},
+}
 
 WORDS = Learned(
     words,

@@ -1,9 +1,8 @@
 """A measured training run: its settings, its result, and the process of its own that makes it.
 
-For benchmarks/time_to_accuracy.py and settings.py.  ``measure`` starts this file as a process that trains one variant,
-evaluates with the clock stopped and writes one ``Result`` to a file, so that an interrupted benchmark continues where
-it stopped.  The file's name holds a digest of the run's settings and of the kit's sources: what was changed is measured
-again.
+For the scripts beside it.  ``measure`` starts this file as a process that trains one variant, evaluates with the clock
+stopped and writes one ``Result`` to a file, so that an interrupted benchmark continues where it stopped.  The file's
+name holds a digest of the run's settings and of the kit's sources: what was changed is measured again.
 """
 
 from __future__ import annotations
@@ -43,10 +42,20 @@ PACKAGES = ("torch", "transformers", "trl", "peft", "unsloth", "bitsandbytes")
 
 @dataclass(frozen=True)
 class Variant:
-    """A trainer: arguments of its config besides those that all share; ``stock``: TRL's own under unsloth."""
+    """A trainer, and what is switched off in it.
+
+    Attributes:
+        config: arguments of ``RLOOConfig`` besides those that all variants share.
+        stock: TRL's own trainer under unsloth, in place of the kit's.
+        untiled: log-probabilities as unsloth computes them on a CPU.
+        unshared, unshared_prefill: each prompt computed for each of its completions, in the loss or in sampling.
+    """
 
     config: dict[str, object] = field(default_factory=dict)
     stock: bool = False
+    untiled: bool = False
+    unshared: bool = False
+    unshared_prefill: bool = False
 
 
 TOKEN: dict[str, object] = {"importance_sampling_level": "token"}
@@ -60,6 +69,13 @@ VARIANTS = {
     "kit-token, token mean": Variant(TOKEN | MEAN),
     "kit, constant length": Variant(CONSTANT),
     "kit-token, constant length": Variant(TOKEN | CONSTANT),
+    "no-fast-sampling": Variant({"fast_sampling": False}),
+    "no-tiles": Variant(untiled=True),
+    "kit, nothing shared": Variant(unshared=True, unshared_prefill=True),
+    "kit, shared prefill": Variant(unshared=True),
+    "kit, shared loss": Variant(unshared_prefill=True),
+    "stock, recomputing": Variant({"gradient_checkpointing": True}, stock=True),
+    "kit, recomputing": Variant({"gradient_checkpointing": True}),
 }
 
 
@@ -77,7 +93,7 @@ class Spec:
         micro_batch: completions in one forward and backward pass.
         evaluate_every: tokens generated between evaluations, at least, with the clock stopped; 0 for none.  The last
             of ``max_steps`` is always followed by one.
-        no_ties: always False, and kept for the stored results.
+        no_ties: the rewards of a group are a thousandth apart or more, so that none has zero variance.
     """
 
     variant: str
@@ -218,10 +234,21 @@ def run(spec: Spec) -> Result:
     import torch
     from learned import TASKS
 
+    from rloo_kit.policy import generate
+    from rloo_kit.train import cpu_logprobs
+
+    variant = VARIANTS[spec.variant]
+    if variant.untiled:
+        cpu_logprobs.is_exact = lambda *given: False
+    if variant.unshared:
+        cpu_logprobs.fits = lambda *given: False
+    if variant.unshared_prefill:
+        generate._distinct = lambda ids, mask: (torch.arange(len(ids)), torch.arange(len(ids)))
     learned = TASKS[spec.task]
-    policy = rloo_kit.load_policy(spec.policy, seed=spec.seed, **learned.load)
+    recomputing = {n: v for n, v in variant.config.items() if n == "gradient_checkpointing"}
+    policy = rloo_kit.load_policy(spec.policy, seed=spec.seed, **learned.load | recomputing)
     task = learned.make(policy, spec.level, spec.seed)
-    reward = CountedReward(learned.score(task), spec.num_generations)
+    reward = CountedReward(learned.score(task), spec.num_generations, spec.no_ties)
 
     def accuracy() -> float:
         found = rloo_kit.evaluate(policy, task, n=spec.problems, max_new_tokens=learned.length).accuracy
@@ -302,15 +329,17 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
 class CountedReward:
     """Pays what ``score`` does, and counts groups of ``k`` without spread."""
 
-    def __init__(self, score: Reward, k: int) -> None:
+    def __init__(self, score: Reward, k: int, no_ties: bool = False) -> None:
         from rewards.trl_interface import reward_name
 
-        self.score, self.k, self.__name__ = score, k, reward_name(score)
+        self.score, self.k, self.no_ties, self.__name__ = score, k, no_ties, reward_name(score)
         self.means: list[float] = []
         self.dead: list[float] = []
 
     def __call__(self, **columns: Any) -> list[float]:
         rewards: list[float] = self.score(**columns)
+        if self.no_ties:
+            rewards = [reward + 1e-3 * (row % self.k) for row, reward in enumerate(rewards)]
         groups = [rewards[start : start + self.k] for start in range(0, len(rewards), self.k)]
         self.dead.append(sum(len(set(group)) == 1 for group in groups) / len(groups))
         self.means.append(round(sum(rewards) / len(rewards), 4))

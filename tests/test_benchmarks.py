@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import learned
 import runs
+import seeds
+import step
 import time_to_accuracy
 from phases import PHASES, Meter, Spent, peak_bytes, reset_peak
 from phases import Step as Update
@@ -241,3 +243,24 @@ class TestTimeToAccuracy:
         assert [len(panel.get_lines()) for panel in panels] == [2 + 2, 2 + 2], (
             "two seeds, their mean, the target"
         )
+
+
+class TestStep:
+    def test_the_stored_table_is_what_the_stored_runs_give(self) -> None:
+        text = (runs.RESULTS / f"{step.NAME}.md").read_text()
+        assert step.report(runs.stored(step.NAME), f"`{text.split('`')[1]}`") == text
+
+    def test_the_table_compares_each_trainer_with_stock_by_the_token_without_the_first_step(self) -> None:
+        seconds = {"stock": 4.0, "kit": 1.0, "stock, recomputing": 8.0, "kit, recomputing": 2.0}
+        slow = Update({name: Spent(100, 100) for name in PHASES}, 1)
+        timed = [run_of(name, REACHES, took, no_ties=True) for name, took in seconds.items()]
+        results = [dataclasses.replace(run, steps=(slow, *run.steps[1:])) for run in timed]
+        text = step.report(results, "`python benchmarks/step.py`")
+        assert "| kit | 1 | 10.00 [10.00, 10.00] | 0.25 | 10.00 | 0.00 |" in text
+        assert "| kit, recomputing | 1 | 20.00 [20.00, 20.00] | 0.25 |" in text
+
+
+@pytest.mark.parametrize("what", seeds.TITLES)
+def test_what_is_stored_of_seeds_is_what_the_table_shows(what: str) -> None:
+    text = (seeds.RESULTS / f"{seeds.FILES[what]}.md").read_text()
+    assert seeds.report(what, seeds.stored(what), f"`{text.split('`')[1]}`") == text

@@ -333,7 +333,7 @@ def plan(
     prompt_tokens: int | None = None,
     lora_rank: int = Settings.lora_rank,
     load_in_4bit: bool | None = None,
-    gradient_checkpointing: bool | str = Settings.checkpointing,
+    gradient_checkpointing: bool | str = "auto",
     full_finetuning: bool = False,
     target_modules: Collection[str] | None = None,
     fast_inference: bool = False,
@@ -382,10 +382,13 @@ def plan(
         taken = vllm_bytes(device.usable_bytes, weights, config, loaded, fast_inference, share)
         own["vllm_bytes"] = taken
         device = replace(device, usable_bytes=device.usable_bytes - (taken or 0))
-    elif getattr(config, "gradient_checkpointing", False):
-        # transformers' Trainer switches it on; on a GPU unsloth keeps to what the policy was loaded with.
+    elif loaded is policy and getattr(config, "gradient_checkpointing", False):
+        # transformers' Trainer switches it on, but for a Policy; on a GPU unsloth keeps to what it was loaded with.
         own["checkpointing"] = own["checkpointing"] or True
-    settings = settings_of(
-        config, prompt_tokens, getattr(loaded, "max_seq_length", None), evaluate, eval_rows
-    )
-    return Plan.of(model, replace(settings, **own), device)
+    length = getattr(loaded, "max_seq_length", None)
+    settings = replace(settings_of(config, prompt_tokens, length, evaluate, eval_rows), **own)
+    if settings.checkpointing == "auto" and not device.on_gpu:
+        kept = Plan.of(model, replace(settings, checkpointing=False), device)
+        return kept if kept.fits == "fits" else kept.with_settings(checkpointing=True)
+    is_auto = settings.checkpointing == "auto"
+    return Plan.of(model, replace(settings, checkpointing="unsloth") if is_auto else settings, device)

@@ -87,7 +87,8 @@ def reference_is_base(model: torch.nn.Module) -> bool:
 
 def loaded_model(model: AnyModel, checkpoint: Checkpoint) -> tuple[Model, dict[str, Any]]:
     """A loaded model's real bytes, and its own settings; without a LoRA all its weights are trained."""
-    checkpointing = getattr(model, "_unsloth_gradient_checkpointing", None)
+    is_auto, of_unsloth = hasattr(model, "auto_checkpointing"), "_unsloth_gradient_checkpointing"
+    checkpointing = "auto" if is_auto else getattr(model, of_unsloth, None)
     if checkpointing is None:
         checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
     lora = {name: p for name, p in model.named_parameters() if is_lora(name) and ".ref." not in name}

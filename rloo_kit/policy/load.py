@@ -58,7 +58,7 @@ def load_policy(
     lora_alpha: Positive | None = None,
     target_modules: str | Sequence[str] | None = None,
     use_rslora: bool = False,
-    gradient_checkpointing: Literal["unsloth"] | bool = "unsloth",
+    gradient_checkpointing: Literal["auto", "unsloth"] | bool = "auto",
     thinking: bool | Count | None = None,
     seed: Seed = 0,
     **kwargs: Any,
@@ -76,7 +76,8 @@ def load_policy(
         lora_rank, lora_alpha: alpha defaults to the rank, dropout is 0.  A saved adapter keeps its own.
         target_modules: which of the seven projections get a LoRA; None or "all-linear" takes all.
         use_rslora: scale the LoRA by alpha / sqrt(rank) in place of alpha / rank (arXiv 2312.03732).
-        gradient_checkpointing: "unsloth", True or False; passed on to unsloth.
+        gradient_checkpointing: whether layers are computed again for their gradients: "unsloth", True or False, passed
+            on to unsloth.  "auto" is "unsloth" on a GPU; on a CPU the trainer's plan decides: where memory is short.
         thinking: False renders every prompt with thinking off, wherever the policy is used and in what it saves; True
             leaves it on.  A number is a budget: a thought with as many tokens that is still open is closed by </think>,
             which is then not trained on (:mod:`rloo_kit.policy.thinking` says why that is exact).  None keeps what the
@@ -150,6 +151,11 @@ class Asked:
     four_bit: bool | None  # None leaves it to the checkpoint
     lora: Arguments | None  # by PEFT's names; None where all weights are trained
     further: Arguments  # for ``FastLanguageModel.from_pretrained`` as they are
+
+    @property
+    def recomputing(self) -> bool | str:
+        """Unsloth's value of ``gradient_checkpointing``."""
+        return "unsloth" if self.gradient_checkpointing == "auto" else self.gradient_checkpointing
 
 
 def settled(arguments: Arguments) -> Asked:
@@ -236,8 +242,10 @@ def _loaded(source: Source, asked: Asked) -> Policy:
             set_thinking(of_text, checkpoint, asked.thinking)
         if not source.is_adapter and asked.lora is not None:
             how = {"lora_dropout": 0.0, "bias": "none", "random_state": asked.seed, **asked.lora}
-            how["use_gradient_checkpointing"] = asked.gradient_checkpointing
+            how["use_gradient_checkpointing"] = asked.recomputing
             model = FastLanguageModel.get_peft_model(model, **how)
+        if asked.gradient_checkpointing == "auto":
+            model.auto_checkpointing = True
         tokenizer.without_dropout(model)
     if longest < asked.max_seq_length != DEFAULTS["max_seq_length"]:
         shorter = f"max_seq_length is {longest}, not {asked.max_seq_length}"
@@ -273,7 +281,7 @@ def _load(path: str, longest: int, four_bit: bool, asked: Asked) -> tuple[Any, P
         model_name=path,
         max_seq_length=longest,
         load_in_4bit=four_bit,
-        use_gradient_checkpointing=asked.gradient_checkpointing,
+        use_gradient_checkpointing=asked.recomputing,
         random_state=asked.seed,
         **further,
     )

@@ -59,7 +59,8 @@ def completed(given: Arguments) -> Arguments:
     _check_datasets(given)
     if isinstance(policy, Policy):
         warn_of_temperature(policy, args.temperature)
-        if policy.device.type == "cpu" and not policy.checkpoints_activations:
+        chosen = not hasattr(policy.model, "auto_checkpointing")  # else the plan chooses
+        if chosen and policy.device.type == "cpu" and not policy.checkpoints_activations:
             # transformers' Trainer would switch it on for TRL's default; on a GPU unsloth keeps to the policy's.
             given["args"] = args = copy.copy(args)
             args.gradient_checkpointing = False

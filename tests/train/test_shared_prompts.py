@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from rloo_kit.memory.hardware import Device
 from rloo_kit.train import cpu_logprobs, microbatches
 from tests.conftest import SMALL, random_rewards
 
@@ -154,3 +155,29 @@ def test_on_a_cpu_the_trainer_keeps_to_what_the_policy_was_loaded_with(tmp_path:
         assert trainer.args.gradient_checkpointing is asked
         assert trainer.memory_plan.settings.checkpointing is asked
         assert config.gradient_checkpointing, "the user's own is left as it was"
+
+
+def test_on_a_cpu_the_plan_decides_whether_layers_are_computed_again(
+    fresh_policy: rloo_kit.Policy, make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As often as it is asked: a second trainer of the policy may find less memory."""
+    for usable_bytes, recomputed in ((2**40, False), (1, True), (2**40, False)):
+        device = Device("this CPU", usable_bytes, on_gpu=False)
+        monkeypatch.setattr("rloo_kit.memory.plan.device_of", lambda card, device=device: device)
+        config = rloo_kit.RLOOConfig("out", **SMALL)
+        planned = rloo_kit.plan(fresh_policy, config)
+        trainer = make_trainer(model=fresh_policy, gradient_accumulation_steps=2)
+        assert bool(planned.settings.checkpointing) is trainer.args.gradient_checkpointing is recomputed
+        assert fresh_policy.checkpoints_activations is recomputed
+
+
+def test_an_update_is_the_same_whether_layers_are_computed_again_or_not(
+    make_trainer: Any, tmp_path: Path
+) -> None:
+    trained = []
+    for recomputed in (True, False):
+        policy = rloo_kit.load_policy("tiny", load_in_4bit=False, gradient_checkpointing=recomputed, seed=0)
+        make_trainer(model=policy, reward_funcs=random_rewards, learning_rate=1e-3).train()
+        trained.append({n: p.detach().clone() for n, p in policy.model.named_parameters() if p.requires_grad})
+    for name, weight in trained[0].items():
+        torch.testing.assert_close(weight, trained[1][name], rtol=0, atol=2e-5, msg=name)

@@ -1,0 +1,159 @@
+"""What a step costs by phase: stock TRL under unsloth beside the kit, on a toy and on a real model.
+
+    OMP_NUM_THREADS=1 python benchmarks/step.py
+    OMP_NUM_THREADS=1 python benchmarks/step.py words --trainer stock kit --repeats 2
+
+Every run is a process of its own, the trainers of a workload take turns, and a run that results/step_real.json holds is
+not measured again, so that it can be measured in pieces.  The first step of a run, a warm-up, is left out.  Each
+workload is measured twice: with rewards a thousandth apart, so that no group has zero variance and the whole batch is
+trained on, and with its rewards as they come.  Writes step_real.md beside the .json; --stored writes it again and
+measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from learned import TASKS
+from phases import PHASES
+from runs import VARIANTS, Result, Spec, described, measure, store, stored
+from tables import RESULTS, command_line, document, table
+
+NAME = "step_real"
+LEVERS = (
+    *("stock", "kit, nothing shared", "kit, shared prefill", "kit, shared loss", "kit"),
+    *("stock, recomputing", "kit, recomputing"),
+)
+WORKLOADS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "words": ("SmolLM2-135M, sums in words: prompts of 47 to 57 tokens", {"max_steps": 3}, LEVERS),
+    "maths": (
+        "SmolLM2-135M, word problems as in GSM8K: prompts of 135 to 165 tokens",
+        {"max_steps": 2, "max_completion_length": 100},
+        LEVERS,
+    ),
+    "arithmetic": (
+        "The tiny policy, additions: prompts of about 20 tokens",
+        {"max_steps": 5},
+        ("stock", "kit", "no-fast-sampling", "no-tiles", "stock, recomputing", "kit, recomputing"),
+    ),
+}
+"""Task -> its heading, what differs from the task's settings, and the trainers measured."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("workload", nargs="*", help=f"of {', '.join(WORKLOADS)}; default: all")
+    parser.add_argument("--trainer", nargs="+", choices=VARIANTS, metavar="NAME")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument(
+        "--rewards", nargs="+", choices=("apart", "as they come"), default=["apart", "as they come"]
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="measure again what an earlier kit was measured on"
+    )
+    parser.add_argument("--stored", action="store_true", help="measure nothing")
+    asked = parser.parse_args()
+    known = {run.spec: run for run in stored(NAME)} if (RESULTS / f"{NAME}.json").exists() else {}
+    for spec in () if asked.stored else specs(asked):
+        if asked.fresh or spec not in known:
+            known[spec] = measure(spec)
+            store(NAME, sorted(known.values(), key=order))
+            print(
+                spec.task,
+                spec.variant,
+                f"{statistics.median(per_token(known[spec])):.1f} ms a token",
+                flush=True,
+            )
+    text = report(sorted(known.values(), key=order), command_line())
+    print("\n" + text)
+    (RESULTS / f"{NAME}.md").write_text(text)
+
+
+def specs(asked: argparse.Namespace) -> list[Spec]:
+    """The runs asked for, repeats outermost; with rewards as they come of stock and the kit alone, unless named."""
+    found = []
+    for repeat in range(asked.repeats):
+        for task in asked.workload or WORKLOADS:
+            _, settings, trainers = WORKLOADS[task]
+            for rewards in asked.rewards:
+                short = ("stock", "kit") if rewards == "as they come" else trainers
+                for name in asked.trainer or short:
+                    own: dict[str, Any] = {"no_ties": rewards == "apart", **TASKS[task].spec, **settings}
+                    own["steps"] = own["max_steps"]
+                    found.append(Spec(name, task=task, repeat=repeat, **own))
+    return found
+
+
+def order(run: Result) -> tuple[object, ...]:
+    """Workloads and trainers as they are listed above, rewards that are apart first."""
+    spec = run.spec
+    trainers = WORKLOADS[spec.task][2]
+    place = trainers.index(spec.variant) if spec.variant in trainers else len(trainers)
+    return list(WORKLOADS).index(spec.task), not spec.no_ties, place, spec.variant, spec.repeat
+
+
+def per_token(run: Result, phase: str | None = None) -> list[float]:
+    """CPU milliseconds a generated token of each step but the first, whole or in one phase."""
+    tokens = (step.tokens for step in run.steps[1:])
+    return [1000 * spent / n for spent, n in zip(run.seconds("cpu_seconds", phase)[1:], tokens, strict=True)]
+
+
+def report(runs: Sequence[Result], command: str) -> str:
+    """The document: the machine, and a table for each workload and kind of rewards."""
+    parts = [
+        command,
+        described(list(runs)),
+        "CPU milliseconds a generated token: median over steps and repeats [lowest, highest], and by phase the median. "
+        "To stock: stock's with the same `gradient_checkpointing`, which is False but where a line says recomputing. "
+        "*Nothing shared*: a prompt is computed for each of its completions, in sampling (*prefill*) and in the loss. "
+        "`no-X`: the kit with one optimisation off. Zero-variance: share of groups whose K rewards are all equal.",
+    ]
+    for task, (heading, _, _) in WORKLOADS.items():
+        for apart in (True, False):
+            groups: dict[str, list[Result]] = {}
+            for run in runs:
+                if run.spec.task == task and run.spec.no_ties == apart:
+                    groups.setdefault(run.spec.variant, []).append(run)
+            if groups:
+                how = "no zero-variance groups" if apart else "rewards as they come"
+                parts += [f"## {heading}; {how}", settings_of(groups), group_table(groups)]
+    return document("A step by phase: a real model and a toy", *parts)
+
+
+def settings_of(groups: dict[str, list[Result]]) -> str:
+    spec = next(iter(groups.values()))[0].spec
+    return (
+        f"{spec.prompts_per_step} prompts x K {spec.num_generations} a step in micro-batches of {spec.micro_batch}, at "
+        f"most {spec.max_completion_length} tokens, learning rate {spec.learning_rate:g}, beta {spec.beta:g}; "
+        f"{spec.max_steps} steps a run."
+    )
+
+
+def group_table(groups: dict[str, list[Result]]) -> str:
+    def middle(name: str, phase: str | None = None) -> float:
+        return statistics.median(value for run in groups[name] for value in per_token(run, phase))
+
+    rows = []
+    for name, runs in groups.items():
+        values = [value for run in runs for value in per_token(run)]
+        stock = "stock, recomputing" if "recomputing" in name else "stock"
+        rows.append(
+            [
+                *(name, str(len(runs)), f"{middle(name):.2f} [{min(values):.2f}, {max(values):.2f}]"),
+                f"{middle(name) / middle(stock):.2f}" if stock in groups else "-",
+                *(f"{middle(name, phase):.2f}" for phase in PHASES),
+                f"{statistics.fmean(step.tokens for run in runs for step in run.steps[1:]):.0f}",
+                f"{statistics.fmean(share for run in runs for share in run.dead[1:]):.2f}",
+                f"{statistics.median(run.peak_bytes for run in runs) / 2**30:.2f}",
+            ]
+        )
+    ends = ("tokens a step", "zero-variance", "peak GiB")
+    columns = ("trainer", "runs", "CPU ms a token", "to stock", *PHASES, *ends)
+    return table(columns, "lrl" + "r" * (len(columns) - 3), rows)
+
+
+if __name__ == "__main__":
+    main()
