@@ -107,7 +107,7 @@ def in_its_own_process(what: str, seed: int) -> Run:
 
 def of_quickstart(seed: int) -> Run:
     """The notebook, whole; of seed 0 also the plot of its run."""
-    found = quickstart.run(quickstart.NOTEBOOK, {"seed": seed}, show=False)
+    found = quickstart.run(quickstart.NOTEBOOK, seed)
     if seed == 0:
         rloo_kit.plot(quickstart.OUT / "quickstart", RESULTS / "quickstart_run.png")
     return found

@@ -75,6 +75,7 @@ class RLOOTrainer(RolloutTrainer):
         RunFolderError: ``output_dir`` cannot be made.
     """
 
+    args: Any
     beta: float
     _buffered_inputs: list[Batch] | None
 
