@@ -73,11 +73,7 @@ def stated(text: str, form: str = "auto", kind: str = "number") -> list[str]:
 
 
 def boxes(text: str) -> list[tuple[int, int, str]] | None:
-    r"""Every outermost ``\boxed{...}`` as (start, end, content), braces balanced; None if one is never closed.
-
-    >>> boxes(r"so \boxed{\frac{1}{2}}")
-    [(3, 22, '\\frac{1}{2}')]
-    """
+    r"""Every outermost ``\boxed{...}`` as (start, end, content), braces balanced; None if one is never closed."""
     in_text: list[tuple[int, int, str]] = []
     match = _BOX.search(text)
     while match:

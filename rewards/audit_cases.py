@@ -52,7 +52,6 @@ class Case:
 
     @property
     def label(self) -> str:
-        """Its family and name."""
         return f"{self.family}: {self.name}"
 
     def band(self, aim: str) -> Band:

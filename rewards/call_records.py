@@ -63,7 +63,6 @@ def recorded(
 
 
 def made_by(thing: object) -> Call | None:
-    """The call that made it, where that is known."""
     call = getattr(thing, "made_by", None)
     return call if isinstance(call, Call) else None
 

@@ -5,7 +5,6 @@ The package imports nothing from rloo_kit, so these derive from the built-ins th
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 
 
@@ -19,10 +18,9 @@ def invalid(what: str, where: str, todo: str, kind: type[Exception] = ValueError
 
 
 def check_choice(value: object, choices: Iterable[str], argument: str, where: str, more: str = "") -> None:
-    """Raise ValueError if a value is not one of the choices."""
-    named = tuple(choices)
-    if value not in named:
-        todo = f"choose one of {', '.join(map(repr, named))}{more}"
+    choices = tuple(choices)
+    if value not in choices:
+        todo = f"choose one of {', '.join(map(repr, choices))}{more}"
         raise invalid(f"There is no {argument} {value!r}", f"{where}({argument}={value!r})", todo)
 
 
@@ -41,11 +39,6 @@ class RewardValueError(ValueError):
         culprit = "" if sample is None else f", sample {sample}, value {shown(value)}"
         super().__init__(_three_parts(what, f"reward '{reward_name}'{culprit}", todo))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # Exception's own passes positional arguments only, so a worker process could not return this error.
-        named = {name: getattr(self, name) for name in ("reward_name", "sample", "value", "todo")}
-        return functools.partial(type(self), **named), (self.what,)
-
 
 class RewardSignatureError(RewardValueError, TypeError):
     """A reward function cannot take the keywords that TRL passes to every reward."""
@@ -56,10 +49,8 @@ class RewardCallError(RewardValueError, RuntimeError):
 
 
 def shown(value: object, width: int = 80) -> str:
-    """``repr`` of a value on one line, cut to ``width`` characters."""
     return shortened(" ".join(repr(value).split()), width)
 
 
 def shortened(text: str, width: int = 300) -> str:
-    """A text cut to ``width`` characters."""
     return text if len(text) <= width else text[: width - 3] + "..."

@@ -67,7 +67,6 @@ QWEN3 = ThinkTokens(151667, 151668, eos_ids=(151645, 151643))
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """The text's ids without added special tokens, from a tokenizer of transformers or of tokenizers."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     return list(getattr(ids, "ids", ids))
 
@@ -239,9 +238,6 @@ def repetition(ids: Sequence[Any], n: int = 3, window: int = 1024) -> float:
     """Share of n-grams that repeat an earlier one of the same window, in [0, 1) (arXiv 2502.03373, C.2).
 
     Honest phrases recur in a long thought, but only a loop repeats within a window.
-
-    >>> repetition([1, 2, 3, 4]), repetition([7] * 12)
-    (0.0, 0.9)
     """
     grams = _grams(ids, n)
     distinct = sum(len(set(grams[start : start + window])) for start in range(0, len(grams), window))

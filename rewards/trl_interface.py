@@ -54,7 +54,7 @@ def _inner(reward: Any) -> Any:
 
 
 def reward_name(reward: Reward) -> str:
-    """The name under which TRL logs a reward: partials unwrapped, callable objects by name or class."""
+    """The name under which TRL logs a reward."""
     inner = _inner(reward)
     return str(getattr(inner, "__name__", type(inner).__name__))
 
@@ -74,7 +74,6 @@ def judges_of(*rewards: Any) -> Judges | None:
 
 
 def columns_of(*rewards: object) -> tuple[str, ...]:
-    """Columns of the dataset that rewards need, by their attribute ``columns``."""
     said = [said_by(reward, "columns", ()) for reward in rewards]
     named = ([names] if isinstance(names, str) else names for names in said)
     return tuple(dict.fromkeys(itertools.chain.from_iterable(named)))

@@ -138,53 +138,6 @@ def test_a_reward_that_raises_is_reported_in_one_line_and_not_by_a_crash():
         result.raise_for(exploits=None)
 
 
-def bytes_tokenizer(*added):
-    tokenizers = pytest.importorskip("tokenizers")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.model = tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, [])
-    tokenizer.add_tokens(list(added))
-    return tokenizer
-
-
-def last_word(completions, answer, **kwargs):
-    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
-    said = [text.rpartition("</think>")[2].strip(" .*$").split()[-1:] for text in texts]
-    return [float(words == [gold]) for words, gold in zip(said, answer, strict=True)]
-
-
-PLAIN = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in (41, 99)]
-CHAT = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in PLAIN]
-OPENS = (
-    "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<think>{% endif %}"
-)
-
-
-@pytest.mark.parametrize("rows", [PLAIN, CHAT], ids=["plain", "conversations"])
-@pytest.mark.parametrize("template", [None, OPENS], ids=["no template", "opens"])
-def test_a_tokenizer_without_tokens_of_a_thought_will_do(template, rows):
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=bytes_tokenizer("<eos>"), eos_token="<eos>", chat_template=template
-    )
-
-    def reads(completions, completion_ids, **kwargs):
-        for completion, ids in zip(completions, completion_ids, strict=True):
-            said = completion if isinstance(completion, str) else completion[0]["content"]
-            assert said == tokenizer.decode([i for i in ids if i != tokenizer.eos_token_id])
-        return last_word(completions=completions, **kwargs)
-
-    typed = [*REPORTED, *(case for case in CASES if case.family == "typed boundary")]
-    result = audit(reads, tokenizer, typed, rows=rows)
-    thoughts = {f.completion.startswith("<think>") for f in result.findings if f.case.family == "honest"}
-    assert (True in thoughts) is (template is not OPENS)
-    assert result.full > result.floor
-    ours = audit(rewards.answer_reward(), tokenizer, typed, rows=rows).raise_for(exploits=0, refusals=0.02)
-    assert (result.errors, ours.errors) == ((), ())
-
-
 IMPOSSIBLE = {
     "no aim 'style'": {"aim": "style"},
     "no form 'boxd'": {"form": "boxd"},

@@ -59,8 +59,7 @@ BAD = {
 def test_bad_values_are_refused_by_name_and_sample(returned, sample, says):
     with pytest.raises(RewardValueError) as caught:
         guarded(Returns(returned))(completions=["a", "b"])
-    error = pickle.loads(pickle.dumps(caught.value))
-    assert (type(error), str(error)) == (RewardValueError, str(caught.value))
+    error = caught.value
     assert (error.reward_name, error.sample) == ("returns", sample)
     what, where, todo = str(error).splitlines()
     assert says in what
@@ -116,16 +115,12 @@ def test_a_reward_edits_its_own_lists():
         completion_ids[0].clear()
         embedding[0][:] = 0
         tags[0]["of"].append("edited")
-        return [0.0, 0.0]
+        return [0.0]
 
-    given = {
-        "prompts": chats("2 + 2?", "2 + 3?"),
-        "completions": chats("4", "5"),
-        "completion_ids": [[1], [2]],
-    }
-    given |= {"embedding": [np.ones(2), np.ones(2)], "tags": [{"of": ["sums"]}, {"of": []}]}
+    given = {"prompts": chats("2 + 2?"), "completions": chats("4"), "completion_ids": [[1]]}
+    given |= {"embedding": [np.ones(2)], "tags": [{"of": ["sums"]}]}
     before = repr(given)
-    assert guarded(edits)(**given) == [0.0, 0.0]
+    assert guarded(edits)(**given) == [0.0]
     assert repr(given) == before
 
 
