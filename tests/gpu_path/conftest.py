@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import pretended
 from benchmarks.gpu import report
 
-collect_ignore = ["run_as_user.py", "run_kernels.py"]  # scripts, which --doctest-modules would import
+collect_ignore = ["run_as_user.py"]  # a script, which --doctest-modules would import
 
 SECONDS = 1800
 """Of a process, on a busy machine; on two quiet cores none takes two minutes."""
