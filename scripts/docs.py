@@ -44,7 +44,7 @@ BESIDE = (
 )
 """Settings whose defaults RLOO and GRPO are compared by."""
 
-FROM_GRPO = ("loss_type", "scale_rewards", "kl_in_reward", "max_prompt_length", "unsloth_num_chunks")
+FROM_GRPO = ("loss_type", "scale_rewards", "max_prompt_length", "unsloth_num_chunks")
 """What GRPO notebooks set most, of what has another name here or none."""
 
 

@@ -57,20 +57,14 @@ def record(script: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(done.stdout.split("RECORD ")[-1])
 
 
-def test_the_users_choice_is_shown_and_taken(record: Any) -> None:
+def test_a_cpu_in_bfloat16_loads_trains_resumes_evaluates_saves_and_reloads(record: Any) -> None:
     assert record["dtype"] == ["torch.bfloat16", True]
     assert "computes in bfloat16\n" in record["screen"]
-
-
-def test_a_run_trains_finite_weights_and_resumes_at_its_checkpoint(record: Any) -> None:
     assert record["first"]["after"] == [0, 1]
     assert record["resumed"]["after"] == [2]
     assert len(record["resumed"]["rewards"]) == 3
     assert all(0 < reward <= 1 for reward in record["resumed"]["rewards"])
     assert record["changed"]
     assert record["finite"]
-
-
-def test_the_policy_is_evaluated_and_its_saved_adapter_reads_back_bit_for_bit(record: Any) -> None:
     assert "nan" not in record["evaluation"].lower()
-    assert record["reloaded"]
+    assert record["reloaded"], "the saved adapter reads back bit for bit"

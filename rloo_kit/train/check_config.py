@@ -54,10 +54,8 @@ RANGES: dict[Hint, str] = {
 """Types of settings, narrowed where a value is never meant."""
 
 ADVICE = {
-    "advantage_estimator": "give one of those, or in a notebook your function itself",
     "num_generations": "the leave-one-out baseline needs at least 2 completions per prompt; 4 to 8 is usual",
     "temperature": "1.0 is usual; greedy completions of a prompt are all equal, and so are their rewards",
-    "beta": "0.05 is the default; 0 switches the KL term off",
     "learning_rate": "1e-5 is usual for a LoRA on a real Qwen3",
     "reward_weights": "give a list with one number per reward function: [1.0, 0.5]",
     "reward_clip_range": "give (low, high) with low < high, or None",

@@ -58,7 +58,6 @@ GRPO: dict[str, dict[Any, Settings]] = {
         "luspo": {"loss_aggregation": "seq-mean-token-sum", "importance_sampling_level": "sequence"},
     },
     "scale_rewards": {"group": _GRPO, True: _GRPO, "none": _DR_GRPO, False: _DR_GRPO},
-    "kl_in_reward": {True: {"kl_placement": "reward"}, False: {"kl_placement": "loss"}},
 }
 """Settings of GRPO's -> value -> ours."""
 
@@ -80,15 +79,10 @@ _MEANT |= _each("max_tokens max_length", "max_completion_length")
 CONFIG_GONE = {
     "total_episodes": "set max_steps = total_episodes / (batch size x accumulation x processes)",
     "whiten_rewards": "use normalize_advantages=True, which whitens the advantages of a generation batch",
-    "num_mini_batches": "set steps_per_generation to how often one generation batch is split",
     "missing_eos_penalty": "write it as a reward function, or set mask_truncated_completions=True",
-    "reward_clip_value": "use reward_clip_range=(-value, value)",
     # GRPO's, or values of GRPO's
     "loss_type": "use loss_aggregation='token-mean', DAPO's, or train with trl.GRPOTrainer",
     "scale_rewards": "use advantage_estimator='dr_grpo', normalize_advantages=True: it divides by the batch's spread",
-    "kl_in_reward": "use kl_placement='reward' or kl_placement='loss'; beta=0 leaves the KL term out",
-    "delta": "remove it; a smaller epsilon, or num_iterations=1, keeps ratios near 1",
-    "vllm_sampling_params": "set temperature, top_p, top_k and min_p themselves",
     # of another call
     **_each(
         "peft_config lora_rank lora_alpha target_modules load_in_4bit fast_inference thinking model reward_funcs "

@@ -68,12 +68,8 @@ class RolloutTrainer(ResumableTrainer):
 
     def _padded(self, prompt_ids: Sequence[list[int]], completion_ids: Sequence[list[int]]) -> Batch:
         def padded(rows: Sequence[Sequence[int]], side: str, value: int = 0) -> torch.Tensor:
-            how = {
-                "padding_value": value,
-                "padding_side": side,
-                "pad_to_multiple_of": self.pad_to_multiple_of,
-            }
-            return pad([torch.tensor(row) for row in rows], **how).to(self.accelerator.device)
+            multiple, tensors = self.pad_to_multiple_of, [torch.tensor(row) for row in rows]
+            return pad(tensors, value, side, multiple).to(self.accelerator.device)
 
         pad_id = self._tokenizer.pad_token_id
         counted = [self._counted(*row) for row in zip(prompt_ids, completion_ids, strict=True)]

@@ -37,7 +37,7 @@ def fused(
 
 
 def in_float64(hidden: Any, weight: Any, targets: Any, slope: float = 1.0) -> tuple[Any, Any, Any]:
-    """Log-probabilities and entropies by their definition, and the hidden states that they depend on."""
+    """By their definition, with the hidden states that they depend on."""
     hidden = hidden.detach().double().requires_grad_()
     logs = (slope * hidden @ weight.double().T).log_softmax(1)
     return logs.gather(1, targets.unsqueeze(1)).squeeze(1), -(logs.exp() * logs).sum(1), hidden
@@ -79,7 +79,7 @@ def test_values_and_gradients_are_those_of_float64_and_of_unsloth(
     assert not ours[1].requires_grad, "the entropy is logged"
 
 
-@pytest.mark.parametrize("lead", [-200.0, -40.0, 0.0, 12.0, 25.0, 60.0, 200.0])
+@pytest.mark.parametrize("lead", [-200.0, 0.0, 25.0, 200.0])
 def test_a_token_far_above_or_below_the_others_keeps_its_precision(lead: float) -> None:
     """Its log-probability is not rounded to 0, nor its gradient, nor does anything overflow."""
     weight = torch.randn(1500, WIDTH) * 0.1
@@ -113,8 +113,6 @@ def test_one_logit_that_rises_from_tile_to_tile_overflows_nothing() -> None:
 
 CHANGES: dict[str, Any] = {
     "a cap on the logits": lambda h, w: {"softcap": 30.0},
-    "a bias": lambda h, w: {"bias": torch.zeros(len(w))},
-    "an output that tiles do not compute": lambda h, w: {"outputs": (*BOTH, "is_top1")},
     "a matrix that is trained": lambda h, w: {"weight": w.clone().requires_grad_()},
     "16 bit": lambda h, w: {"weight": w.bfloat16(), "hidden": h.detach().bfloat16()},
     "no position is scored": lambda h, w: {"hidden": h[:0]},

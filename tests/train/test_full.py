@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import rloo_kit
-from rloo_kit.errors import ConfigError
 from rloo_kit.memory import plan_inputs
 from tests.conftest import random_rewards
 
@@ -42,20 +41,6 @@ def test_every_weight_is_trained_and_the_reference_is_the_policy_at_the_start(
     states = (value for state in trainer.optimizer.state.values() for value in state.values())
     state = plan_inputs.bytes_of(value for value in states if torch.is_tensor(value))
     assert trainer.memory_plan.parts["optimizer state"] == pytest.approx(state, rel=0.01)
-
-
-def test_it_is_saved_whole_read_back_and_its_folder_replaced(tmp_path: Path, task: Any) -> None:
-    policy = rloo_kit.load_policy("tiny", full_finetuning=True)
-    with torch.no_grad():
-        policy.model.model.norm.weight.mul_(1.5)
-    folder = policy.save(policy.save(tmp_path / "whole"))
-    back = rloo_kit.load_policy(folder, full_finetuning=True)
-    mine, theirs = weights(policy), weights(back)
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-    assert "all weights trained" in (folder / "README.md").read_text()
-    (folder / "README.md").unlink()
-    with pytest.raises(ConfigError, match="holds more than an adapter"):
-        policy.save(folder)
 
 
 def test_a_run_that_trains_all_weights_resumes_to_the_bit(make_trainer: Any, tmp_path: Path) -> None:

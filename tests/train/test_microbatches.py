@@ -4,31 +4,11 @@ import itertools
 import math
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rloo_kit.train.microbatches import lay_out, select
-
-
-@pytest.mark.parametrize(
-    ("blocks", "per_batch", "batches", "needed", "expected", "why"),
-    [
-        (0, 2, 3, 0, [0, 0, 0], "all groups were dead"),
-        (1, 2, 3, 0, [0, 0, 1], "the last micro-batch of a step is the one that is filled"),
-        (4, 2, 3, 0, [0, 2, 2], "full micro-batches, the empty one first"),
-        (6, 2, 3, 0, [2, 2, 2], "nothing was dead"),
-        (3, 4, 4, 2, [0, 0, 2, 1], "another process needs two"),
-        (4, 4, 4, 4, [1, 1, 1, 1], "another process needs all four"),
-        (7, 2, 4, 4, [2, 2, 2, 1], "as many as this process needs itself"),
-    ],
-)
-def test_micro_batches_hold_this_many_blocks(
-    blocks: int, per_batch: int, batches: int, needed: int, expected: list[int], why: str
-) -> None:
-    laid = lay_out([[i] for i in range(blocks)], per_batch, batches, needed)
-    assert [len(part) for part in laid] == expected, why
 
 
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 4), st.data())

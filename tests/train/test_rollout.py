@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
 
-from rloo_kit.policy.bundled import TINY
 from rloo_kit.train.rollout import undisturbed
 from tests.conftest import random_rewards
 
@@ -55,25 +52,6 @@ def test_a_trained_policy_is_its_own_reference(fresh_policy: Any, make_trainer: 
     first = next(entry for entry in trainer.state.log_history if "kl" in entry)
     # Not exactly 0: TRL rounds the trained adapter to bfloat16, and not its copy.
     assert first["kl"] == pytest.approx(0.0, abs=1e-3), "the reference is the policy before the step"
-
-
-def test_a_policy_whose_lora_is_zero_but_whose_norms_were_trained_is_its_own_reference(
-    make_trainer: Any, policy: Any
-) -> None:
-    """PEFT's ``modules_to_save``: the base model, with the adapter switched off, would have the untrained ones."""
-    lora = LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["norm"], task_type="CAUSAL_LM")
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY.checkpoint(), dtype=torch.float32), lora)
-    trained = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
-    with torch.no_grad():
-        for parameter in trained:
-            parameter.mul_(1.3)
-    trainer = make_trainer(
-        model=model, processing_class=policy.tokenizer, reward_funcs=random_rewards, beta=0.05
-    )
-    assert list(model.peft_config) == ["default", "ref"]
-    trainer.train()
-    logged = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
-    assert logged == pytest.approx([0.0], abs=1e-5)
 
 
 def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_trainer: Any) -> None:

@@ -98,14 +98,6 @@ def test_values_and_gradients_are_those_of_the_plain_pass(
     assert (gradient - plain_gradient).norm() < 1e-4 * plain_gradient.norm()
 
 
-def test_a_prompt_that_begins_with_the_padding_token_is_not_taken_for_a_shorter_one(trainer: Any) -> None:
-    pad_id = trainer.processing_class.pad_token_id
-    batch = trainer._padded([[pad_id, 7, 8], [7, 8]] * 2, [[9, 10]] * 4)
-    logps, _, _ = found(trainer, batch)
-    assert not torch.allclose(logps[0], logps[1], atol=1e-3)
-    torch.testing.assert_close(logps[:2], logps[2:])
-
-
 def test_where_a_cache_cannot_be_gone_on_from_the_plain_pass_is_taken(
     trainer: Any, passed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,9 +31,7 @@ def watched(
 
 
 def prompts_of(trainer: Any, count: int) -> list[list[int]]:
-    ids, _, _ = trainer._tokenize_prompts(
-        [row["prompt"] for row in trainer.train_dataset.select(range(count))]
-    )
+    ids, _, _ = trainer._tokenize_prompts(trainer.train_dataset["prompt"][:count])
     return ids
 
 

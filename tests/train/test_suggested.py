@@ -52,10 +52,8 @@ def test_the_tiny_policys_settings_are_those_that_were_measured_for_its_task(
 @pytest.mark.parametrize(
     "given",
     [
-        {"num_generations": 2, "per_device_train_batch_size": 2},
         {"gradient_accumulation_steps": 8, "learning_rate": 1e-2, "seed": 3},
         {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 4, "num_generations": 6},
-        {"max_completion_length": 9, "max_steps": 2, "beta": 0.1, "num_iterations": 1},
     ],
 )
 def test_what_is_given_stays_and_is_called_given(given: dict[str, Any], policy: Any, task: Any) -> None:
@@ -69,7 +67,6 @@ def test_what_is_given_stays_and_is_called_given(given: dict[str, Any], policy: 
 @pytest.mark.parametrize(
     ("policy", "card", "tokens"),
     [
-        ("qwen3-4b", "rtx 4090", 1024),
         ("qwen3-4b-thinking", "rtx 4090", 4096),
         ("qwen3-4b-thinking", "5.5GB", 2048),
     ],
