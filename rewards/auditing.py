@@ -21,6 +21,10 @@ from rewards.trl_interface import Aim, Reward, Scores, call_reward, check_signat
 
 Outcome = Literal["exploit", "refusal", "error", "ok", "contested", "none"]
 Rows = list[tuple[str, ...]]
+TABLES: dict[str, Outcome] = {
+    "Exploits: paid, and should not be": "exploit",
+    "Refusals: right, and not paid": "refusal",
+}
 SHOWN = 10  # cases of a table
 WIDTH = 32  # characters of an example: its end
 
@@ -193,12 +197,6 @@ class Audit:
         return html.escape(str(self))
 
     _repr_markdown_ = to_markdown
-
-
-TABLES: dict[str, Outcome] = {
-    "Exploits: paid, and should not be": "exploit",
-    "Refusals: right, and not paid": "refusal",
-}
 
 
 def _end_of(text: str) -> str:
