@@ -139,7 +139,9 @@ def _check_entry(section: str, name: Any, value: Any) -> None:
         reward_entries.check_entry(value)
     elif section == "evaluate":
         check_known(name, MEASURED, "evaluate takes no")
-    elif name != "suggested":
+    elif name == "suggested":
+        argument_types.check({name: value}, {name: bool}, "trainer")
+    else:
         _check_setting(name, value)
 
 

@@ -85,10 +85,9 @@ def within_reach(
     histogram = _histogram(Counter(counts), Counter(counts[index] for index in kept), n)
     output.say(f"within reach: {what}, {cut:.0%} cut ({path})\n{histogram}")
     if not kept:
-        easier = f"a lower low, easier problems{', or more max_new_tokens' if cut > 0.2 else ''}"
-        todo = "a higher high, or harder problems" if sum(counts) > n * len(counts) / 2 else easier
+        todo = "give easier problems, more max_new_tokens or a lower low; where most are solved, harder ones"
         where = f"{path}, {cut:.0%} cut; the histogram is above"
-        raise DatasetError(f"no prompt is within reach: {what}", where=where, todo=f"give {todo}")
+        raise DatasetError(f"no prompt is within reach: {what}", where=where, todo=todo)
     return dataset.select(kept)
 
 

@@ -46,6 +46,7 @@ WRONG = {
     "trainer.total_episodes=9": ("total_episodes has no equal", "set max_steps"),
     "trainer.max_steps='5'": ("max_steps must be", "write max_steps=5"),
     "trainer.optim=adamw_trch": ("adamw_trch is not a valid OptimizerNames", "change what the message names"),
+    "trainer.suggested=no": ("suggested must be a valid boolean", "write suggested=False"),
     "trainer.num_generations=3": ("", "a multiple of 3"),
     "policy.lora_rnk=4": ("load_policy takes no lora_rnk", "did you mean lora_rank?"),
     "policy.lora_rank=many": ("lora_rank must be", ""),

@@ -12,7 +12,7 @@ from rewards import instruction
 from rloo_kit import tasks
 from rloo_kit.errors import DatasetError
 from rloo_kit.models import CATALOGUE
-from rloo_kit.tasks.gsm8k import _from_folder
+from rloo_kit.tasks.files import _from_folder
 
 SOLUTION = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nIn all 48+24 = <<48+24=72>>72.\n#### {n}"
 
@@ -51,7 +51,7 @@ def test_a_folder_without_the_files_or_their_columns_is_told_their_form(folder: 
     (folder / "test.jsonl").write_text('{"prompt": "a", "answer": "1"}\n')
     with pytest.raises(DatasetError, match=r"no column 'question'[\s\S]*columns are prompt, answer"):
         tasks.gsm8k(folder=folder)
-    with pytest.raises(DatasetError, match=r"no train.jsonl[\s\S]*test.jsonl[\s\S]*#### 72"):
+    with pytest.raises(DatasetError, match=r"no such file[\s\S]*train.jsonl"):
         tasks.gsm8k(folder=tmp_path / "elsewhere")
 
 
@@ -75,7 +75,7 @@ def hub(monkeypatch: Any, tmp_path: Path) -> Any:
 
 def test_without_the_hub_the_error_names_a_local_files_form_and_datasets_does_not_retry(hub: Any) -> None:
     hub(lambda *args, **kwargs: pytest.fail("it would try for minutes"))
-    with pytest.raises(DatasetError, match=r"cannot be reached[\s\S]*offline mode is off[\s\S]*#### 72"):
+    with pytest.raises(DatasetError, match=r"cannot be reached[\s\S]*offline mode is off[\s\S]*folder=..."):
         tasks.gsm8k()
 
 

@@ -113,16 +113,9 @@ def test_another_reward_or_sampling_has_a_table_of_its_own(changed: dict[str, An
     assert len(list(Path("out/within_reach").iterdir())) == 2
 
 
-NOTHING = [
-    ([0, 0, 8], "give a lower low, easier problems"),
-    ([8, 8, 0], "give a higher high, or harder problems"),
-]
-
-
-@pytest.mark.parametrize(("rows", "says"), NOTHING)
-def test_where_nothing_is_kept_the_error_says_what_to_change(rows: Any, says: str) -> None:
-    with pytest.raises(DatasetError, match=rf"0 of 3 prompts[\s\S]*0% cut[\s\S]*{says}"):
-        tasks.within_reach(ROWS.select(rows), counting(), right, **HOW)
+def test_where_nothing_is_kept_the_error_says_what_to_change() -> None:
+    with pytest.raises(DatasetError, match=r"0 of 3 prompts[\s\S]*0% cut[\s\S]*give easier problems"):
+        tasks.within_reach(ROWS.select([0, 0, 8]), counting(), right, **HOW)
 
 
 def test_several_processes_read_the_table_of_one(monkeypatch: Any) -> None:
