@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _ADAPTER = (
-    r"adapter_config\.json|adapter_model\.(safetensors|bin)|README\.md|chat_template\.jinja|\.DS_Store"
+    r"adapter_config\.json|adapter_model\.(safetensors|bin)|README\.md|chat_template\.jinja"
     r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|merges\.txt"
 )
 WRITTEN = {
@@ -59,13 +59,8 @@ def check_target(target: Path, where: str, base: str = "", kind: str = "") -> No
     link followed.
     """
     names = {path.name for path in target.iterdir()} - {".DS_Store"} if target.is_dir() else set()
-    there = ""
-    if ADAPTER_CONFIG in names:
-        there = "adapter"
-    elif model_card.is_ours(target):
-        there = "checkpoint"
-    elif target.is_file() and target.suffix == ".gguf":
-        there = GGUF
+    there = "adapter" if ADAPTER_CONFIG in names else "checkpoint" if model_card.is_ours(target) else ""
+    earlier_file = kind == GGUF and target.is_file() and target.suffix == ".gguf"
     foreign = [name for name in names if not re.fullmatch(WRITTEN.get(there, ""), name)]
     foreign += [name for name in names if (target / name).is_dir()]
     if target == Path.cwd():
@@ -74,7 +69,7 @@ def check_target(target: Path, where: str, base: str = "", kind: str = "") -> No
         fault = "the policy's own base is there, and would be replaced"
     elif foreign:
         fault = f"the folder holds more than a save, and would be replaced: {', '.join(sorted(foreign)[:3])}"
-    elif target.exists() and not target.is_dir() and there != GGUF:  # /dev/null is no file
+    elif target.exists() and not target.is_dir() and not earlier_file:  # /dev/null is no file
         fault = "a file or a device is there, and would be replaced"
     elif kind and there not in ("", kind):
         fault = f"another kind of save is there, and would be replaced: {there}"
@@ -263,8 +258,12 @@ def _write_merged(policy: Policy, place: Path, base: str, dtype: str | None) -> 
     from transformers import AutoModelForCausalLM
 
     for name in (dtype,) if dtype else ("float16", "bfloat16"):
-        with resolve.hub_explained(base):
+        try:
             model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, name), device_map="cpu")
+        except (OSError, ValueError) as error:
+            what = f"the base cannot be loaded: {str(error).splitlines()[0]}"
+            todo = "download it where there is a network (hf download), or name its folder: save_merged(base=...)"
+            raise PolicyNotFoundError(what, where=f"save_merged, {base}", todo=todo) from error
         with tempfile.TemporaryDirectory(prefix="rloo-kit-") as adapter:
             _write_own(policy, Path(adapter))
             of_peft = PeftModel.from_pretrained(model, adapter)

@@ -100,7 +100,7 @@ def test_another_base_than_the_adapters_is_no_base(tmp_path: Path) -> None:
     save_file({n: t * 1.5 for n, t in tensors.items()}, other / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match="not the base that the adapter was trained on"):
         policy.save_merged(tmp_path / "merged", base=other)
-    with pytest.raises(OSError, match="gone/away"):
+    with pytest.raises(PolicyNotFoundError, match="the base cannot be loaded"):
         policy.save_merged(tmp_path / "merged", base=tmp_path / "gone" / "away")
     assert not (tmp_path / "merged").exists()
     assert policy.save_merged(tmp_path / "merged", base=TINY.checkpoint()).is_dir()
