@@ -20,7 +20,7 @@ from rloo_kit import argument_types, redact
 from rloo_kit.argument_types import Count, Positive, PositiveShare, Seed
 from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
 from rloo_kit.models import CATALOGUE, PROJECTIONS
-from rloo_kit.policy import resolve, tokenizer
+from rloo_kit.policy import resolve
 from rloo_kit.policy.resolve import Source
 from rloo_kit.policy.thinking import set_thinking
 from rloo_kit.session import output, prepare
@@ -231,26 +231,22 @@ def _loaded(source: Source, asked: Asked) -> Policy:
         with resolve.hub_explained(source.base):
             trained = resolve.trained_length(source, asked.further)
             longest = min(asked.max_seq_length, trained or asked.max_seq_length)
-            model, of_text = _load(path, longest, four_bit, asked)
+            model, tokenizer = _load(path, longest, four_bit, asked)
         if source.is_adapter:
             resolve.check_attached(model, saved, source.path)
-        tokenizer.complete(model, of_text)
-        checkpoint = source.checkpoint or replace(
-            resolve.checkpoint_of_model(model, of_text), name=os.fspath(asked.name or "")
-        )
-        if asked.thinking is not None:
-            set_thinking(of_text, checkpoint, asked.thinking)
         if not source.is_adapter and asked.lora is not None:
             how = {"lora_dropout": 0.0, "bias": "none", "random_state": asked.seed, **asked.lora}
             how["use_gradient_checkpointing"] = asked.recomputing
             model = FastLanguageModel.get_peft_model(model, **how)
         if asked.gradient_checkpointing == "auto":
             model.auto_checkpointing = True
-        tokenizer.without_dropout(model)
+    policy = Policy(model, tokenizer, source.checkpoint)  # type: ignore[arg-type]  # None: by its config
+    if asked.thinking is not None:
+        set_thinking(tokenizer, policy.checkpoint, asked.thinking)
     if longest < asked.max_seq_length != DEFAULTS["max_seq_length"]:
         shorter = f"max_seq_length is {longest}, not {asked.max_seq_length}"
         output.warn(f"{shorter}: the checkpoint was trained for no more tokens.")
-    return Policy(model, of_text, checkpoint)
+    return policy
 
 
 @contextlib.contextmanager

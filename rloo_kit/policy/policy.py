@@ -53,7 +53,7 @@ class Completion:
 class Policy:
     """A model, its tokenizer, and its checkpoint's shape; ``base`` is the folder or hub id that training began with.
 
-    ``Policy(model, tokenizer)`` takes a model made by hand, with ``FastLanguageModel`` and ``get_peft_model``: its
+    ``Policy(model, tokenizer)`` also takes a model made by hand, with ``FastLanguageModel`` and ``get_peft_model``: its
     shape is read from its config, the tokenizer gets a pad, the model every eos id (else a ConfigError), and the LoRA's
     dropout is switched off.
     """
@@ -69,9 +69,9 @@ class Policy:
         object.__setattr__(self, "base", os.path.realpath(base) if Path(base).is_dir() else base)
         for config in getattr(self.model, "peft_config", {}).values():  # also a run's checkpoints name it so
             config.base_model_name_or_path = resolve.lasting_name(base)
+        complete(self.model, self.tokenizer)
+        without_dropout(self.model)
         if self.checkpoint is None:
-            complete(self.model, self.tokenizer)
-            without_dropout(self.model)
             object.__setattr__(self, "checkpoint", resolve.checkpoint_of_model(self.model, self.tokenizer))
 
     def __repr__(self) -> str:

@@ -1,7 +1,6 @@
 """Policy: completions, and what generate and save promise."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,11 +52,13 @@ def test_a_prompt_as_long_as_the_policy_was_loaded_for_is_refused(policy: Any, m
     assert policy.generate(["What is 1 + 2?"], max_new_tokens=1)
 
 
-def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(
+    policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = models.CATALOGUE["qwen3-4b"]
     row = checkpoint.kv_bytes_per_token * 1024
-    on_gpu: Any = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]))
-    policy = rloo_kit.Policy(on_gpu, None, checkpoint)  # type: ignore[arg-type]
+    policy = rloo_kit.Policy(policy.model, policy.tokenizer, checkpoint)
+    monkeypatch.setattr(rloo_kit.Policy, "device", torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (20 * row, 40 * row))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 6 * row)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2 * row)
