@@ -174,7 +174,7 @@ def save(
         results, audits: for the card, evaluations by name, {"before": before, "after": after}, and of the rewards.
 
     Raises:
-        ConfigError: the place is a file, a folder that holds more than an adapter, or the policy's own base.
+        ConfigError: the place is a file, a folder that holds more than an earlier save, or the policy's own base.
         NonFiniteError: a trained weight is NaN or infinite.
         RunFolderError: the disk is full, or the folder cannot be written to.
     """
