@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 import rloo_kit
@@ -65,6 +66,16 @@ def test_a_merge_and_an_adapter_do_not_replace_each_other(policy: Policy, tmp_pa
         with pytest.raises(ConfigError, match=f"another kind of save .* would be replaced: {there}"):
             save(place)
     assert contents(tmp_path) == before
+
+
+def test_a_policy_of_which_all_weights_are_trained_is_saved_whole(tmp_path: Path) -> None:
+    policy = rloo_kit.load_policy("tiny", full_finetuning=True)
+    policy.model.model.norm.weight.data.mul_(1.5)
+    folder = policy.save(policy.save(tmp_path / "whole"))
+    back = rloo_kit.load_policy(folder, full_finetuning=True).model.state_dict()
+    assert all(torch.equal(weight, back[name]) for name, weight in policy.model.state_dict().items())
+    with pytest.raises(ConfigError, match=r"nothing to merge[\s\S]*policy\.save\(folder\)"):
+        policy.save_merged(tmp_path / "merged")
 
 
 @pytest.fixture
