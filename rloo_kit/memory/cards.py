@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rloo_kit.memory.hardware import Device, device_of
 from rloo_kit.memory.plan import Plan, batch_sizes, first, plan, smaller_batches
@@ -26,19 +26,14 @@ SHOWN = {
 FIT_COMPLETION_TOKENS = 1024
 """What completions have room for by default: shorter ones cut off a thinking model's thought."""
 
-FIRST_RUN: tuple[tuple[str, bool | None], ...] = (("qwen3-4b-instruct", None), ("qwen3-1.7b", False))
-"""What ``load_policy()`` takes on a GPU, and whether it thinks: the first that fits, else the last.  A hybrid Qwen3
-thinks past :data:`FIT_COMPLETION_TOKENS`, and a truncated completion cannot be right."""
-
 
 def first_run(card: str | float | Device | None = None, load_in_4bit: bool = True) -> tuple[str, bool | None]:
-    """The checkpoint for a first run on a card, and its ``thinking``; see :data:`FIRST_RUN`."""
-    for name, thinking in FIRST_RUN[:-1]:
-        found = plan(name, card=card, load_in_4bit=load_in_4bit)
-        found = found.with_settings(max_completion_length=FIT_COMPLETION_TOKENS)
-        if found.fits == "fits" and found.sampled_rows == found.settings.batch_rows:
-            return name, thinking
-    return FIRST_RUN[-1]
+    """The checkpoint for a first run on a card, and its ``thinking``: an instruct model where it fits, else a smaller
+    one that does not think; a hybrid Qwen3's thoughts are too long, and a truncated completion cannot be right."""
+    planned = plan("qwen3-4b-instruct", card=card, load_in_4bit=load_in_4bit)
+    planned = planned.with_settings(max_completion_length=FIT_COMPLETION_TOKENS)
+    is_whole = planned.sampled_rows == planned.settings.batch_rows
+    return ("qwen3-4b-instruct", None) if planned.fits == "fits" and is_whole else ("qwen3-1.7b", False)
 
 
 def fit(
@@ -54,42 +49,43 @@ def fit(
 
     Arguments as for :func:`plan`; without a config completions have :data:`FIT_COMPLETION_TOKENS`.
     """
-    given = {"prompt_tokens": prompt_tokens, "lora_rank": lora_rank, "load_in_4bit": load_in_4bit}
-    names, device = [name for name in CATALOGUE if name not in FOR_CPU], device_of(card)
-    plans = [plan(name, config, device, **given) for name in names]  # type: ignore[arg-type]
+    asked: Any = {"prompt_tokens": prompt_tokens, "lora_rank": lora_rank, "load_in_4bit": load_in_4bit}
+    device = device_of(card)
+    plans = [plan(name, config, device, **asked) for name in CATALOGUE if name not in FOR_CPU]
     if config is None:
-        plans = [found.with_settings(max_completion_length=FIT_COMPLETION_TOKENS) for found in plans]
-    asked, batch = plans[0].settings.generation_rows, plans[0].settings.batch_rows
-    at_once = [found for found in reversed(plans) if asked or found.sampled_rows == batch]
-    return first([*at_once, plans[0], *smaller_batches(plans[0])], "fits") or plans[0]
+        plans = [planned.with_settings(max_completion_length=FIT_COMPLETION_TOKENS) for planned in plans]
+    smallest, s = plans[0], plans[0].settings
+    at_once = [p for p in reversed(plans) if s.generation_rows or p.sampled_rows == s.batch_rows]
+    return first([*at_once, smallest, *smaller_batches(smallest)], "fits") or smallest
 
 
 def longest_completion(planned: Plan) -> int:
     """The most tokens a completion may have for the plan to fit, in steps of 64, up to 32,768 with the prompt, which
     Qwen3 was trained for; 0 where none does."""
-    lengths = range(64, 32768 - planned.settings.prompt_tokens, 64)
-    return 64 * bisect_left(
-        lengths, True, key=lambda tokens: planned.with_settings(max_completion_length=tokens).fits != "fits"
-    )
+
+    def is_too_long(tokens: int) -> bool:
+        return planned.with_settings(max_completion_length=tokens).fits != "fits"
+
+    return 64 * bisect_left(range(64, 32768 - planned.settings.prompt_tokens, 64), True, key=is_too_long)
 
 
 def table() -> str:
     """A Markdown table of GPUs against models: the peak, and the longest completion that fits."""
     models = [name for name in CATALOGUE if re.fullmatch(r"qwen3-[\d.]+b", name)]
     head = ["card", "usable", "`load_policy()` takes", '`load_policy("largest")`', *models]
-    rows, rule_of_table = [head, ["---"] * len(head)], {"generation_rows": 8, **batch_sizes(2, 8, 8)}
+    rows = [head, ["---"] * len(head)]
+    rule: dict[str, Any] = {"max_completion_length": FIT_COMPLETION_TOKENS, "generation_rows": 8}
     for label, card in SHOWN.items():
-        best = fit(card)
-        usable, chosen = f"{best.device.usable_bytes / GIB:.1f} GiB", first_run(card)[0]
-        rows.append([label, usable, chosen, best.model.checkpoint.name])
+        largest = fit(card)
+        usable = f"{largest.device.usable_bytes / GIB:.1f} GiB"
+        rows.append([label, usable, first_run(card)[0], largest.model.checkpoint.name])
         for name in models:
-            found = plan(name, card=card).with_settings(
-                max_completion_length=FIT_COMPLETION_TOKENS, **rule_of_table
-            )
-            longest, peak = longest_completion(found), f"{found.peak_bytes / GIB:.1f} GiB"
-            rows[-1].append(f"{peak}, {longest:,} tokens" if longest else "does not fit")
-    rule = (
+            planned = plan(name, card=card).with_settings(**rule, **batch_sizes(2, 8, 8))
+            longest = longest_completion(planned)
+            fits = f"{planned.peak_bytes / GIB:.1f} GiB, {longest:,} tokens"
+            rows[-1].append(fits if longest else "does not fit")
+    caption = (
         f"Rule: 4 bit, LoRA rank {Settings.lora_rank}, 8 completions at once, 2 per pass, prompts of "
         f"{Settings.prompt_tokens} tokens; the peak is that of completions of {FIT_COMPLETION_TOKENS} tokens."
     )
-    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", rule])
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", caption])

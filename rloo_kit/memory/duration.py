@@ -1,7 +1,6 @@
 """How long a run takes on a GPU, roughly: a range from weights, cache and kernel launches, never timed.
 
-All prompts and completions are taken to be as long as they may be.  Downloads, compiling, grading and saving are not
-counted.
+Prompts and completions are as long as they may be; downloads, compiling, grading and saving are not counted.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ BANDWIDTH_SHARE, PEAK_SHARE = 0.5, 0.3
 
 LAUNCH_SECONDS = 10e-6  # for a kernel, in a slow case: published figures are 5 to 20 microseconds
 DISK = (2e9, 0.15e9)  # bytes a second that weights are read with: a solid-state disk on PCIe, a hard disk
-FUSED_ROWS = (
-    16  # so many rows are multiplied with 4-bit weights directly (unsloth's ``_BNB_GEMM_4BIT_MAX_ROWS``)
-)
+FUSED_ROWS = 16  # so many are multiplied with 4-bit weights directly (unsloth's ``_BNB_GEMM_4BIT_MAX_ROWS``)
 
 Range = tuple[float, float]
 Work = tuple[float, float, float]  # bytes moved, operations, kernels launched
@@ -34,12 +31,10 @@ class Seconds:
         self.shape = shape = model.checkpoint
         self.head, self.lora = shape.vocabulary * shape.hidden_size, sum(model.lora_sizes)
         self.dense = shape.linear_parameters + self.lora
-        # What is read for a matrix in 16 bit: it as it is, or its 4 bits, and what is made of them is written and read.
+        # A matrix in 16 bit is read as it is, or its 4 bits are, and what is made of them is written and read.
         dequantised = model.linear_bytes + 2 * 2 * shape.linear_parameters
         self.weights = dequantised if settings.four_bit else 2 * self.dense
-        self.pairs = (
-            4 * shape.heads * shape.head_dim * shape.layers
-        )  # operations of a token with one before it
+        self.pairs = 4 * shape.heads * shape.head_dim * shape.layers  # operations of a token and one before
 
     def of_run(self, free_bytes: int) -> dict[str, Range]:
         """Part of the run -> seconds; ``free_bytes`` are usable beside the loaded weights."""
@@ -47,13 +42,15 @@ class Seconds:
         size = model.linear_bytes + model.kept_bytes + model.rest_bytes
         seconds, low, high = {"load": (size / DISK[0], size / DISK[1]), "a step": step}, 0.0, 0.0
         for times, asked in s.evaluations:
-            completions = (asked.get("n") or 0) * asked.get("samples", 1)
             tokens = asked.get("max_new_tokens", s.max_completion_length)
             longest = int(tokens * (asked.get("room") or 1))
             cache = self.shape.kv_bytes_per_token * (s.prompt_tokens + longest)
-            at_once = asked.get("batch_size") or min(64, free_bytes // 2 // cache)  # as Policy.generate
-            low += times * self.evaluation(completions, at_once, tokens)[0]
-            high += times * self.evaluation(completions, at_once, longest)[1]
+            fitting = asked.get("batch_size") or min(64, free_bytes // 2 // cache)  # as Policy.generate
+            completions = (asked.get("n") or 0) * asked.get("samples", 1)
+            rows = max(1, min(fitting, completions))
+            for_all = times * completions / rows, rows, rows > 1
+            low += self._range(*self._sampled(tokens, *for_all))[0]
+            high += self._range(*self._sampled(longest, *for_all))[1]
         if high:
             seconds["evaluations"] = (low, high)
         if s.max_steps > 0:
@@ -67,21 +64,17 @@ class Seconds:
         before = (s.passes.reference + (not s.passes.single)) / s.num_iterations
         # The update: forward, once more for what was not kept, and backward.
         passes = s.gradient_accumulation_steps * (before + 3)
+        update = self._passes(passes, s.per_device_train_batch_size, s.row_tokens, s.max_completion_length)
         return self._range(
-            *self._sampled(rounds, rows, s.max_completion_length, padded=rows > s.num_generations),
-            self._passes(passes, s.per_device_train_batch_size, s.row_tokens, s.max_completion_length),
+            update, *self._sampled(s.max_completion_length, rounds, rows, rows > s.num_generations)
         )
-
-    def evaluation(self, completions: int, at_once: int, tokens: int) -> Range:
-        rows = max(1, min(at_once, completions))
-        return self._range(*self._sampled(completions / rows, rows, tokens, padded=rows > 1))
 
     def _passes(self, n: float, rows: int, length: int, scored: int) -> Work:
         """``n`` forward passes of ``rows``, with log-probabilities of the last ``scored`` tokens."""
         flops = rows * (length * (2 * self.dense + self.pairs * length) + scored * 2 * self.head)
         return n * (self.weights + 2 * self.head), n * flops, n * 50 * self.shape.layers
 
-    def _sampled(self, n: float, rows: int, tokens: int, padded: bool) -> tuple[Work, Work]:
+    def _sampled(self, tokens: int, n: float, rows: int, padded: bool) -> tuple[Work, Work]:
         """``n`` rounds of sampling: the prompts, then token after token."""
         s, shape = self.settings, self.shape
         cached, groups = s.prompt_tokens + tokens / 2, shape.heads // shape.kv_heads
@@ -90,8 +83,8 @@ class Seconds:
         read = self.model.linear_bytes if rows <= FUSED_ROWS else self.weights
         moved = read + 2 * (self.lora + self.head) + rows * cached * copies * shape.kv_bytes_per_token
         flops = rows * (2 * (self.dense + self.head) + self.pairs * cached)
-        decoded = n * (tokens - 1)
-        decoding = decoded * moved, decoded * flops, decoded * 38 * shape.layers
+        decoded, kernels = n * (tokens - 1), 38 * shape.layers
+        decoding = decoded * moved, decoded * flops, decoded * kernels
         return self._passes(n, rows, s.prompt_tokens, 1), decoding
 
     def _range(self, *phases: Work) -> Range:
@@ -111,7 +104,8 @@ def spelled(seconds: Range) -> str:
     >>> spelled((31.0, 250.0)), spelled((905.0, 4500.0)), spelled((5.25, 45.0))
     ('0.5 to 4.2 min', '15 to 75 min', '5 to 45 s')
     """
-    low, high = (each / 60 for each in seconds)
-    if high < 1:
-        return f"{seconds[0]:.0f} to {seconds[1]:.0f} s"
-    return f"{low:,.1f} to {high:,.1f} min" if high < 10 else f"{low:,.0f} to {high:,.0f} min"
+    low, high = seconds
+    if high < 60:
+        return f"{low:.0f} to {high:.0f} s"
+    digits = 1 if high < 600 else 0
+    return f"{low / 60:,.{digits}f} to {high / 60:,.{digits}f} min"

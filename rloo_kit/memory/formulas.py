@@ -62,8 +62,8 @@ class Step:
         is_large = self.layer_input > 2 * MIB
         self.offloads = settings.checkpointing == "unsloth" and settings.on_gpu and is_large
         self.offloaded = (shape.layers - 1) * self.layer_input if self.offloads else 0
-        # One token's keys and values in all layers: 2 L G.
-        self.token_cache = 2 * shape.layers * self.keys * settings.dtype_bytes
+        self.token_cache = 2 * shape.layers * self.keys * settings.dtype_bytes  # keys and values: 2 L G
+        self.pass_mask = self.mask(self.micro_rows, settings.row_tokens)
 
     @property
     def optimizer(self) -> int:
@@ -106,7 +106,7 @@ class Step:
         return {part: size for part, size in found.items() if size}
 
     def cache(self, tokens: int) -> int:
-        """Keys and values of the rows sampled at once, ``tokens`` per row."""
+        """Of the rows sampled at once, ``tokens`` per row."""
         return self.settings.sampled_rows * tokens * self.token_cache
 
     @property
@@ -192,17 +192,14 @@ class Step:
         s = self.settings
         heads = 5 * self.attention + self.keys if s.padded else 3 * (self.attention + self.keys)
         saved = self.pass_tokens * (4 * self.hidden + heads + 2 * self.ffn) * s.dtype_bytes
-        return saved + self.pass_tokens * self.statistics + self.mask(self.micro_rows, s.row_tokens)
+        return saved + self.pass_tokens * self.statistics + self.pass_mask
 
     @property
     def checkpoints(self) -> int:
         """Between forward and backward: each layer's input, or all that it saves, and the mask.  Where inputs are
         offloaded the embedding's output and the last layer's input stay."""
-        s = self.settings
-        each = self.layer_input if s.checkpointing else self.layer_saved
-        return each * (2 if self.offloads else self.checkpoint.layers) + self.mask(
-            self.micro_rows, s.row_tokens
-        )
+        each = self.layer_input if self.settings.checkpointing else self.layer_saved
+        return each * (2 if self.offloads else self.checkpoint.layers) + self.pass_mask
 
     def tile(self, with_gradient: bool = True) -> int:
         """Logits held at once for log-probabilities (unsloth_zoo/fused_losses/fused_linear.py).  Up to 24.5 GiB
@@ -233,25 +230,21 @@ class Step:
             return self.pass_tokens * (self.ffn + self.hidden) * s.dtype_bytes
         whole = self.layer_without_gradient(self.micro_rows, s.row_tokens)
         first = max(0, self.layer_input - self.lora) if self.offloads else 0
-        return whole - 2 * self.layer_input - self.mask(self.micro_rows, s.row_tokens) + first
+        return whole - 2 * self.layer_input - self.pass_mask + first
 
     def phases(self) -> dict[str, Parts]:
         """Phase -> part -> bytes, in the order of a run."""
         held = {part: size for part, size in self.standing.items() if part in (WEIGHTS, KEPT, REST, CONTEXT)}
         # A matrix is held in full while it is quantised.
-        load = {**held, LORA: self.lora, BUFFER: self.buffer}
-        sampling = {"generate": self._generate()} if self.settings.vllm_bytes is None else {}
-        before = {"log-probs": self._log_probs()} if self.settings.passes.before_update else {}
+        phases = {"load": {**held, LORA: self.lora, BUFFER: self.buffer}}
+        if self.settings.vllm_bytes is None:
+            phases["generate"] = self._generate()
+        if self.settings.passes.before_update:
+            phases["log-probs"] = self._log_probs()
+        phases |= {"forward": self._forward(), "backward": self._backward()}
         # The fused kernels need nothing beside gradients and state; clipping, a norm of each tensor, twice.
-        gradients = {GRADIENTS: self.gradients + 8 * len(self.trained_sizes) + 8}
-        return {
-            "load": load,
-            **sampling,
-            **before,
-            "forward": self._forward(),
-            "backward": self.backward(),
-            "optimizer": {**self.standing, **gradients},
-        }
+        norms = 8 * len(self.trained_sizes) + 8
+        return {**phases, "optimizer": {**self.standing, GRADIENTS: self.gradients + norms}}
 
     def _generate(self) -> Parts:
         """The largest of three moments: all prompts in a layer; the first decode step, which copies their keys and
@@ -290,14 +283,13 @@ class Step:
         block = self.tile() if TILE in moving else self.widest_activation
         return self._phase({GRADIENTS: self.gradients, CHECKPOINTS: self.checkpoints, **moving}, block)
 
-    def backward(self) -> Parts:
+    def _backward(self) -> Parts:
         """Everything kept, and one layer in full.  A weight is dequantised beside the buffer for them
         (``LoRA_MLP.backward``, without ``use_global_buffer``)."""
         layers = {CHECKPOINTS: self.checkpoints, LAYER: self.layer_with_gradient, BUFFER: 2 * self.buffer}
         if self.model.full_sizes:
             # The embedding's; where it is lm_head too, that one's, and from the second micro-batch on their sum.
-            is_summed = self.settings.gradient_accumulation_steps > 1
-            copies = 1 + self.checkpoint.tied + (self.checkpoint.tied and is_summed)
+            copies = 1 + self.checkpoint.tied * (1 + (self.settings.gradient_accumulation_steps > 1))
             layers[HEAD_GRADIENT] = copies * self.head * self.settings.dtype_bytes
         return self._phase({GRADIENTS: self.gradients, **layers}, self.widest_activation)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import difflib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError
@@ -13,27 +15,8 @@ from rloo_kit.session.output import GIB, MIB
 if TYPE_CHECKING:
     import torch
 
-CARDS = {
-    name: (int(mib), float(bandwidth), float(peak))
-    for name, mib, bandwidth, peak in re.findall(
-        r"(\w.*?): (\d+), (\d+), ([\d.]+);",
-        """
-        rtx 2060 6gb: 6144, 336, 25.8;  rtx 2070: 8192, 448, 29.9;  rtx 2080: 8192, 448, 40.3;
-        rtx 2080 ti: 11264, 616, 53.8;  t4: 15360, 320, 65;
-        rtx 3050 8gb: 8192, 224, 18.2;  rtx 3060 8gb: 8192, 240, 25.5;  rtx 3060 12gb: 12288, 360, 25.5;
-        rtx 3060 ti: 8192, 448, 32.4;  rtx 3070: 8192, 448, 40.6;  rtx 3070 ti: 8192, 608, 43.5;
-        rtx 3080 10gb: 10240, 760, 59.5;  rtx 3080 12gb: 12288, 912, 61.3;  rtx 3080 ti: 12288, 912, 68.2;
-        rtx 3090: 24576, 936, 71.2;  rtx 3090 ti: 24564, 1008, 80.0;
-        rtx 4060: 8188, 272, 30.2;  rtx 4060 ti 8gb: 8188, 288, 44.1;  rtx 4060 ti 16gb: 16380, 288, 44.1;
-        rtx 4070: 12282, 504, 58.3;  rtx 4070 super: 12282, 504, 71.0;  rtx 4070 ti: 12282, 504, 80.2;
-        rtx 4070 ti super: 16376, 672, 88.2;  rtx 4080: 16376, 717, 97.5;  rtx 4080 super: 16376, 736, 104.4;
-        rtx 4090: 24564, 1008, 165.2;  l4: 23034, 300, 121;  a10: 23028, 600, 125;
-        rtx 5060: 8151, 448, 38.4;  rtx 5060 ti 8gb: 8151, 448, 47.4;  rtx 5060 ti 16gb: 16311, 448, 47.4;
-        rtx 5070: 12227, 672, 61.7;  rtx 5070 ti: 16303, 896, 87.9;  rtx 5080: 16303, 960, 112.6;
-        rtx 5090: 32607, 1792, 209.5;
-        """,
-    )
-}
+_ROWS = csv.reader(Path(__file__).with_name("gpus.csv").read_text().splitlines()[1:])
+CARDS = {name: (int(mib), float(bandwidth), float(peak)) for name, mib, bandwidth, peak in _ROWS}
 """Name -> memory in MiB as nvidia-smi shows it (a T4's error correction takes a sixteenth), bandwidth in GB/s, and peak
 TFLOP/s of dense products in 16 bit that are added up in 32 bit, as torch has them: NVIDIA's whitepapers and sheets."""
 

@@ -13,10 +13,10 @@ from rloo_kit.session.output import MIB, text_table
 
 
 class Peak(NamedTuple):
-    """The high-water mark of one phase: of live tensors, and of what CUDA's allocator held for them."""
+    """The high-water mark of one phase."""
 
-    allocated_bytes: int
-    reserved_bytes: int = 0
+    allocated_bytes: int  # of live tensors
+    reserved_bytes: int = 0  # that CUDA's allocator held for them
 
 
 class Meter:
@@ -68,11 +68,10 @@ class Measured(dict[str, tuple[int, int | None]]):
 
 def compare(phases: Mapping[str, Parts], peaks: Mapping[str, Peak]) -> Measured:
     """A plan's phases, without context and fragmentation, beside a meter's peaks."""
-    found = Measured()
-    for name, planned in phases.items():
-        merged = "train" if name in ("forward", "backward") else name  # a trainer does not tell them apart
-        size = sum(planned.values()) - planned.get(CONTEXT, 0) - planned.get(FRAGMENTATION, 0)
-        seen = peaks[merged].allocated_bytes if merged in peaks else None
-        found[merged] = max(size, found.get(merged, (0, None))[0]), seen
-    del found["load"]
-    return found
+    compared = Measured()
+    for name, parts in list(phases.items())[1:]:  # a trainer does not load
+        phase = "train" if name in ("forward", "backward") else name  # nor tell these apart
+        planned = sum(parts.values()) - parts.get(CONTEXT, 0) - parts.get(FRAGMENTATION, 0)
+        measured = peaks[phase].allocated_bytes if phase in peaks else None
+        compared[phase] = max(planned, compared.get(phase, (0, None))[0]), measured
+    return compared

@@ -15,8 +15,7 @@ from rloo_kit.session.release import clear_frames
 
 
 def warn_if_too_large(planned: Plan) -> None:
-    """Before the first step: warn where the plan does not fit, with the first change that would help, and where it
-    cannot count the model."""
+    """Before the first step, with the first change that would help; also where the plan cannot count the model."""
     if unknown := planned.model.checkpoint.uncounted:
         output.warn(f"The memory plan does not know {unknown}: what it says of activations is a guess.")
     if planned.fits == "does not fit":
@@ -37,11 +36,7 @@ def phase(trainer: Any, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explain_out_of_memory(name: str, planned: Plan) -> Iterator[None]:
-    """Turn the device's out-of-memory error in a phase into one that says where, how much and what to do.
-
-    Raises:
-        OutOfMemoryError: the phase, the plan's table, and the change to make.
-    """
+    """Turn the device's out-of-memory error into one with the phase, the plan's table, and the change to make."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -49,13 +44,14 @@ def explain_out_of_memory(name: str, planned: Plan) -> Iterator[None]:
         if isinstance(error, (OutOfMemoryError, RewardValueError)) or not is_out_of_memory(error):
             raise
         let_go(error)
+        cause = (str(error) or type(error).__name__).splitlines()[0]
         todo = (
             "the plan fits, so something else holds the memory: other programs (nvidia-smi), or an earlier policy "
             "(rloo_kit.release()). Then lower per_device_train_batch_size"
         )
         raise OutOfMemoryError(
             f"memory ran out in the phase {name!r}",
-            where=f"{name}; {(str(error) or type(error).__name__).splitlines()[0]}\n\n{planned}",
+            where=f"{name}; {cause}\n\n{planned}",
             todo=f"first {planned.changes[0]}" if planned.changes else todo,
         ) from error
 
@@ -74,7 +70,6 @@ RAN_OUT = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of torch, CUDA or Python means that memory has run out."""
     named = type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch")
     return named or isinstance(error, MemoryError) or any(part in str(error) for part in RAN_OUT)
 

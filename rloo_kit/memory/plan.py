@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -92,12 +92,10 @@ class Plan:
 
     @property
     def peak_phase(self) -> str:
-        """The phase with the largest total."""
         return max(self.totals, key=lambda name: self.totals[name])
 
     @property
     def peak_bytes(self) -> int:
-        """The largest total."""
         return self.totals[self.peak_phase]
 
     @property
@@ -121,15 +119,14 @@ class Plan:
         Until some change suffices, each is combined with those before it at their smallest; after that, only changes
         that suffice alone are listed.
         """
-        goals: tuple[Verdict, ...] = ("fits",) if self.fits == "tight" else ("fits", "tight")
-        least, found = self, list[Change]()
+        least, changes = self, list[Change]()
         for knob, smaller in knobs(self).items() if self.fits != "fits" else ():
-            tried = [*smaller, *(() if found else knobs(least)[knob])]
-            fitting = next(filter(None, (first(tried, goal) for goal in goals)), None)
-            found += [Change.between(knob, self, fitting)] if fitting else []
+            tried = [*smaller, *(() if changes else knobs(least)[knob])]
+            fitting = first(tried, "fits") or (first(tried, "tight") if self.fits != "tight" else None)
+            changes += [Change.between(knob, self, fitting)] if fitting else []
             # Of equals the changed one: fewer completions at once may matter only together with a smaller batch.
             least = min([*tried, least], key=lambda planned: planned.peak_bytes)
-        return tuple(found)
+        return tuple(changes)
 
     @cached_property
     def seconds(self) -> dict[str, duration.Range]:
@@ -158,12 +155,11 @@ class Plan:
     @property
     def sliced(self) -> str:
         """A sentence, where fewer completions are sampled at once because all would not fit; else empty."""
-        if self.settings.generation_rows is not None or self.sampled_rows == self.settings.batch_rows:
+        rows, at_once = self.settings.batch_rows, self.sampled_rows
+        if self.settings.generation_rows is not None or at_once == rows:
             return ""
-        return (
-            f"{self.settings.batch_rows} completions are sampled {self.sampled_rows} at once, since all would not fit: "
-            "it takes longer and changes nothing else (generation_rows)"
-        )
+        why = "since all would not fit: it takes longer and changes nothing else (generation_rows)"
+        return f"{rows} completions are sampled {at_once} at once, {why}"
 
     def _notes(self) -> Iterator[str]:
         s, offloaded = self.settings, Step(self.model, self.settings).offloaded
@@ -175,7 +171,7 @@ class Plan:
             yield self.sliced
         if s.vllm_bytes is not None:
             taken = (
-                f"takes {s.vllm_bytes / GIB:.2f} GiB of the GPU" if s.vllm_bytes else "sleeps while it trains"
+                f"takes {s.vllm_bytes / GIB:.2f} GiB" if s.vllm_bytes else "sleeps while the policy trains"
             )
             yield f"vLLM {taken}, which leaves {self.device.usable_bytes / GIB:.2f} GiB; never measured"
         if self.changes:
@@ -189,13 +185,12 @@ class Plan:
             unknown = "this GPU's bandwidth is not known"
             yield f"time: not estimated, {unknown if self.settings.vllm_bytes is None else 'vLLM samples'}"
             return
-        is_unknown = any(times and not asked.get("n") for times, asked in self.settings.evaluations)
         yield (
             f"time, never measured on a consumer card: from full bandwidth and peak to {duration.BANDWIDTH_SHARE:.0%} "
             f"and {duration.PEAK_SHARE:.0%} of them, or launches of {1e6 * duration.LAUNCH_SECONDS:.0f} µs a kernel"
-            + "; evaluations of unknown size are not counted (evaluate's n, eval_rows)"
-            * is_unknown
         )
+        if any(times and not asked.get("n") for times, asked in self.settings.evaluations):
+            yield "  evaluations of unknown size are not counted (evaluate's n, eval_rows)"
         width = max(map(len, self.seconds))
         yield from (f"  {part:<{width}}  {duration.spelled(range_)}" for part, range_ in self.seconds.items())
 
@@ -246,18 +241,16 @@ class Change:
     @classmethod
     def between(cls, knob: str, before: Plan, after: Plan) -> Self:
         """What leads from one plan to another."""
-        old, new = before.settings, after.settings
-        names = [field.name for field in fields(Configured)]
-        changed = {name: getattr(new, name) for name in names if getattr(new, name) != getattr(old, name)}
+        old, new = asdict(before.settings), asdict(after.settings)
+        changed = {field.name: new[field.name] for field in fields(Configured)}
+        changed = {name: value for name, value in changed.items() if value != old[name]}
         if "gradient_accumulation_steps" in changed:  # which TRL's default of the other follows
-            changed["steps_per_generation"] = new.steps_per_generation
+            changed["steps_per_generation"] = new["steps_per_generation"]
         if "generation_rows" in changed:  # on another device None would be another number
             changed["generation_rows"] = after.sampled_rows
-        loaded: dict[str, Any] = {}
-        if (name := after.model.checkpoint.name) != before.model.checkpoint.name:
-            loaded["name"] = name
-        if old.checkpointing != new.checkpointing:
-            loaded["gradient_checkpointing"] = new.checkpointing
+        loaded = {"name": after.model.checkpoint.name, "gradient_checkpointing": new["checkpointing"]}
+        was = {"name": before.model.checkpoint.name, "gradient_checkpointing": old["checkpointing"]}
+        loaded = {name: value for name, value in loaded.items() if value != was[name]}
         return cls(knob, changed, loaded, after.peak_bytes, after.fits)
 
     def __str__(self) -> str:

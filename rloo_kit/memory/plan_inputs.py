@@ -31,22 +31,14 @@ KEPT_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Model:
-    """A policy's tensors.
-
-    Attributes:
-        linear_bytes: the projections as stored.
-        rest_bytes: embedding, lm_head and norms.
-        lora_sizes: elements of each LoRA matrix.
-        kept_bytes: an estimate of what layers kept in 16 bit add, before it is loaded.
-        full_sizes: elements of each weight, where all are trained.
-    """
+    """A policy's tensors."""
 
     checkpoint: Checkpoint
-    linear_bytes: int
-    rest_bytes: int
-    lora_sizes: tuple[int, ...]
-    kept_bytes: int = 0
-    full_sizes: tuple[int, ...] = ()
+    linear_bytes: int  # of the projections as stored
+    rest_bytes: int  # of embedding, lm_head and norms
+    lora_sizes: tuple[int, ...]  # elements of each LoRA matrix
+    kept_bytes: int = 0  # an estimate of what layers kept in 16 bit add, before it is loaded
+    full_sizes: tuple[int, ...] = ()  # elements of each weight, where all are trained
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
@@ -66,7 +58,6 @@ def quantisation_tensors(parameter: torch.nn.Parameter) -> list[torch.Tensor]:
 
 
 def is_lora(name: str) -> bool:
-    """Whether a parameter's name is that of a LoRA matrix."""
     return "lora_" in name
 
 
@@ -111,15 +102,12 @@ def model_of(
     dtype_bytes: int = 2,
     modules: Collection[str] = PROJECTIONS,
 ) -> Model:
-    """A checkpoint's bytes from its shape; a rank of 0 stands for no LoRA, and all weights trained."""
+    """A checkpoint's bytes from its shape; a rank of 0 means that all weights are trained, taken for two tensors."""
     linear, rest = checkpoint.linear_bytes(four_bit, dtype_bytes), checkpoint.rest_parameters * dtype_bytes
     kept = int(KEPT_SHARE * (linear + rest)) if four_bit and checkpoint.four_bit_repository else 0
     if not lora_rank:
-        full = (
-            checkpoint.linear_parameters,
-            checkpoint.rest_parameters,
-        )  # as two tensors: 4 bytes each in AdamW
-        return Model(checkpoint, linear, rest, (), full_sizes=full)
+        both = checkpoint.linear_parameters, checkpoint.rest_parameters
+        return Model(checkpoint, linear, rest, (), full_sizes=both)
     # A is rank x inputs, B outputs x rank (Hu et al. 2021).
     shapes = [shape for name, shape in checkpoint.projections.items() if name in modules]
     layer = [lora_rank * size for rows, columns in shapes for size in (columns, rows)]
@@ -141,20 +129,19 @@ def taken_apart(policy: Plannable) -> tuple[AnyModel | None, Checkpoint, dict[st
         adapter = json.loads(file.read_text())
         own = {"lora_rank": adapter["r"], "reference_copy": True}
         return None, checkpoint_of(adapter["base_model_name_or_path"]), own
-    import torch
-
-    if isinstance(policy, torch.nn.Module):
-        name = str(policy.name_or_path)
-        # Without the folders above it: tables are stored with notebooks, and paths are private.
-        name = Path(name).name if Path(name).is_dir() else name
-        return policy, models.checkpoint_from_config(name, policy.config, None), {}
-    if not hasattr(policy, "checkpoint"):
+    loaded: Any = policy
+    if hasattr(loaded, "checkpoint"):
+        return loaded.model, loaded.checkpoint, {}
+    if not hasattr(loaded, "name_or_path"):
         raise ConfigError(
             f"the first argument is the policy, and it is a {type(policy).__name__}",
             where="plan(policy, config)",
             todo="give what load_policy returns, a model, or a name such as 'qwen3-4b'",
         )
-    return policy.model, policy.checkpoint, {}
+    folder = Path(loaded.name_or_path)
+    # A folder by its name: tables are stored with notebooks, and paths are private.
+    name = folder.name if folder.is_dir() else str(loaded.name_or_path)
+    return loaded, models.checkpoint_from_config(name, loaded.config, None), {}
 
 
 def checkpoint_of(name: str) -> Checkpoint:
@@ -167,14 +154,14 @@ def checkpoint_of(name: str) -> Checkpoint:
         with contextlib.suppress(OSError):  # neither a folder with a config.json nor in the cache
             config = AutoConfig.from_pretrained(Path(name).expanduser().as_posix(), local_files_only=True)
             found = models.checkpoint_from_config(name, config, None)
-            if found.uncounted:
-                families = " and ".join(sorted({one.family for one in models.CATALOGUE.values()}))
-                raise ConfigError(
-                    f"the plan cannot count {found.uncounted}",
-                    where=f"plan({name!r}), of the family {found.family}",
-                    todo=f"take a dense model: the families {families} are known (rloo_kit.CATALOGUE)",
-                )
-            return found
+            if not found.uncounted:
+                return found
+            families = " and ".join(sorted({known.family for known in models.CATALOGUE.values()}))
+            raise ConfigError(
+                f"the plan cannot count {found.uncounted}",
+                where=f"plan({name!r}), of the family {found.family}",
+                todo=f"take a dense model: the families {families} are known (rloo_kit.CATALOGUE)",
+            )
     near = " or ".join(models.nearest(name))
     raise PolicyNotFoundError(
         f"no shape is known for {name!r}",

@@ -48,11 +48,11 @@ class Configured:
     """Those fields of :class:`rloo_kit.RLOOConfig` that decide about memory, with its defaults."""
 
     num_generations: int = 4
+    max_completion_length: int = 512
     per_device_train_batch_size: int = 4
     gradient_accumulation_steps: int = 2
-    steps_per_generation: int = 2  # where it is None, gradient_accumulation_steps
     generation_rows: int | None = None
-    max_completion_length: int = 512
+    steps_per_generation: int = 2  # where it is None, gradient_accumulation_steps
     num_iterations: int = 1
     max_steps: int = -1
     beta: float = 0.05
@@ -92,23 +92,19 @@ class Settings(Configured):
     vllm_bytes: int | None = None
 
     @property
-    def row_tokens(self) -> int:
-        """T: prompt and completion of one row."""
+    def row_tokens(self) -> int:  # T
         return self.prompt_tokens + self.max_completion_length
 
     @property
-    def batch_rows(self) -> int:
-        """Completions of a generation batch."""
+    def batch_rows(self) -> int:  # of a generation batch
         return self.per_device_train_batch_size * self.steps_per_generation
 
     @property
     def update_rows(self) -> int:
-        """Completions of an update."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     @property
-    def sampled_rows(self) -> int:
-        """Completions sampled at once; all of the batch where ``generation_rows`` is None."""
+    def sampled_rows(self) -> int:  # at once
         return self.generation_rows or self.batch_rows
 
     @property
@@ -150,10 +146,8 @@ def settings_of(
     given = {name: getattr(value, "value", value) for name, value in given.items()}  # transformers has enums
     chosen = {field.name: given.get(field.name, field.default) for field in fields(Configured)}
     chosen["steps_per_generation"] = given.get("steps_per_generation", chosen["gradient_accumulation_steps"])
-    if prompt_tokens is None:
-        room = max_seq_length - chosen["max_completion_length"] if max_seq_length else Settings.prompt_tokens
-        prompt_tokens = max(1, min(Settings.prompt_tokens, room))
-    chosen["prompt_tokens"] = prompt_tokens
+    longest, room = Settings.prompt_tokens, (max_seq_length or 2**31) - chosen["max_completion_length"]
+    chosen["prompt_tokens"] = max(1, min(longest, room)) if prompt_tokens is None else prompt_tokens
     for name in ("prompt_tokens", "max_completion_length", "per_device_train_batch_size", "generation_rows"):
         if chosen[name] is not None and chosen[name] < 1:
             todo = "look at the lengths and batches of the configuration"

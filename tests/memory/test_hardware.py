@@ -64,7 +64,7 @@ def test_vllms_share_is_taken_off_what_is_usable_unless_it_sleeps_or_is_elsewher
     assert shared.settings.vllm_bytes == usable // 2 - weights, "the trainer's weights are in unsloth's share"
     assert shared.device.usable_bytes == usable - shared.settings.vllm_bytes
     assert shared.phases == {name: parts for name, parts in plain.phases.items() if name != "generate"}
-    assert "vLLM takes 9.03 GiB of the GPU, which leaves 14.47 GiB; never measured" in str(shared)
+    assert "vLLM takes 9.03 GiB, which leaves 14.47 GiB; never measured" in str(shared)
     colocate = {"use_vllm": True, "vllm_mode": "colocate"}
     for config, given, taken in (
         ({}, {"fast_inference": True, "gpu_memory_utilization": 0.6}, int(0.6 * usable) - weights),
