@@ -97,18 +97,3 @@ def test_on_a_gpu_more_of_anything_takes_more(setting: str, values: tuple[Any, .
         model = plan_inputs.model_of(CATALOGUE["qwen3-4b"], settings.lora_rank, settings.four_bit)
         totals.append(sum(Plan.of(model, settings, device_of(2**40)).totals.values()))
     assert totals == sorted(set(totals), reverse=True)
-
-
-def test_tensors_are_counted_once_from_birth_to_death() -> None:
-    """By the gauge that traces and these tests count with."""
-    standing = torch.zeros(1000)
-    gauge = TensorGauge([standing, standing.view(10, 100)])
-    assert gauge.live_bytes == 4000
-    with gauge:
-        a = torch.zeros(500)
-        b = a.view(5, 100) + 1
-        del a
-        c = b.t()
-    assert (gauge.live_bytes, gauge.peak_bytes) == (4000 + 2000, 8000)
-    del b, c
-    assert gauge.live_bytes == 4000

@@ -44,9 +44,13 @@ def test_a_prompt_of_unknown_length_has_the_room_that_a_completion_leaves(longes
     assert settings_of(SimpleNamespace(max_completion_length=900), None, longest).prompt_tokens == prompt
 
 
+MICRO, STEPS = "per_device_train_batch_size", "steps_per_generation"
+ACCUMULATED = "gradient_accumulation_steps"
+
+
 def passes(**changed: Any) -> Passes:
     """One pass and the reference's: each update takes two whole generation batches, each used once."""
-    batch = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "steps_per_generation": 2}
+    batch = {MICRO: 8, ACCUMULATED: 4, STEPS: 2}
     return Settings(**{"num_generations": 4, "beta": 0.05, **batch, **changed}).passes
 
 
@@ -54,27 +58,15 @@ def passes(**changed: Any) -> Passes:
     ("changed", "single", "why"),
     [
         ({}, True, "the KL term of whole groups comes with the loss's own pass"),
-        ({"steps_per_generation": 1}, True, "an update is four generation batches"),
-        ({"per_device_train_batch_size": 4}, True, "a micro-batch is exactly one group"),
-        (
-            {"per_device_train_batch_size": 2, "beta": 0.0},
-            True,
-            "torn groups matter only where advantages wait for a KL term",
-        ),
-        (
-            {"per_device_train_batch_size": 2, "kl_placement": "loss"},
-            True,
-            "which they do not where it is in the loss",
-        ),
+        ({STEPS: 1}, True, "an update is four generation batches"),
+        ({MICRO: 4}, True, "a micro-batch is exactly one group"),
+        ({MICRO: 2, "beta": 0.0}, True, "torn groups matter only where advantages wait for a KL term"),
+        ({MICRO: 2, "kl_placement": "loss"}, True, "which they do not where it is in the loss"),
         ({"groupwise": False, "normalize_advantages": True, "beta": 0.0}, True, "nor without one"),
         ({"single_pass": False}, False, "not asked for"),
         ({"num_iterations": 2}, False, "the policy moves before the second use"),
-        (
-            {"gradient_accumulation_steps": 2, "steps_per_generation": 4},
-            False,
-            "the policy moves within a generation batch",
-        ),
-        ({"gradient_accumulation_steps": 3}, False, "an update takes one and a half generation batches"),
+        ({ACCUMULATED: 2, STEPS: 4}, False, "the policy moves within a generation batch"),
+        ({ACCUMULATED: 3}, False, "an update takes one and a half generation batches"),
     ],
 )
 def test_one_pass_suffices_where_a_loss_is_on_policy(changed: dict[str, Any], single: bool, why: str) -> None:
@@ -85,10 +77,7 @@ def test_one_pass_suffices_where_a_loss_is_on_policy(changed: dict[str, Any], si
 @pytest.mark.parametrize(
     ("changed", "because"),
     [
-        (
-            {"per_device_train_batch_size": 2},
-            "a micro-batch of 2 does not hold whole groups of 4: a multiple of 4 would",
-        ),
+        ({MICRO: 2}, "a micro-batch of 2 does not hold whole groups of 4: a multiple of 4 would"),
         ({"groupwise": False}, "the advantage estimator looks at more than one group"),
         ({"normalize_advantages": True}, "normalize_advantages looks at the whole generation batch"),
     ],
@@ -111,7 +100,7 @@ def test_advantages_wait_for_a_kl_term_in_the_reward_that_only_the_losss_pass_gi
 
 
 def test_an_estimator_that_looks_at_other_groups_takes_a_second_pass(tmp_path: Any) -> None:
-    batch: Any = {"num_generations": 4, "per_device_train_batch_size": 4, "beta": 0.05}
+    batch: Any = {"num_generations": 4, MICRO: 4, "beta": 0.05}
     for estimator, groupwise in (("rloo", True), ("reinforce", False)):
         found = settings_of(rloo_kit.RLOOConfig(str(tmp_path), **batch, advantage_estimator=estimator))
         assert (found.groupwise, found.passes.single) == (groupwise, groupwise)
