@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,10 +71,11 @@ def test_only_the_main_process_of_a_notebook_draws(notebook: Any, tmp_path: Path
 def test_a_plot_that_fails_is_disabled(notebook: Notebook, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(plots, "draw", lambda history, known: 1 / 0)
     run = Run(callbacks.LivePlot(seconds=0), tmp_path)
-    with pytest.warns(UserWarning, match="Live plot disabled: ZeroDivisionError") as warned:  # noqa: PT031
+    with warnings.catch_warnings(record=True) as warned:
         run.log(step(1))
         run.log(step(2))
-    assert len(warned) == 1
+    (warning,) = warned
+    assert "Live plot disabled: ZeroDivisionError: division by zero" in str(warning.message)
 
 
 def test_a_real_run_is_drawn_and_still_reports_where_it_was_asked_to(stopped_run: Any) -> None:

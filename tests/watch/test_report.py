@@ -11,41 +11,35 @@ import pytest
 
 import rloo_kit
 from benchmarks.health_runs import file_of, read
-from rloo_kit.watch.diagnose import notes_on, smallest_gain
-from rloo_kit.watch.log import Log, rounds
+from rloo_kit.watch.diagnose import smallest_gain
 from rloo_kit.watch.symptoms import Episodes
-from tests.watch.logs import KNOWN, from_step, history, trl_config
+from tests.watch.logs import from_step, history, trl_config
 
 
 def trainer_of(entries: list[dict[str, Any]], **has: Any) -> Any:
-    return SimpleNamespace(
-        state=SimpleNamespace(log_history=entries), args=trl_config(output_dir=None), **has
-    )
+    state, args = SimpleNamespace(log_history=entries), trl_config(output_dir=None)
+    return SimpleNamespace(state=state, args=args, **has)
 
 
 def test_a_run_with_dead_groups_says_what_they_cost_though_nothing_is_found() -> None:
     entries = history(20, dead_groups=lambda step: (0.25, 0.5)[step % 2], step_time=6.0)
     report = rloo_kit.diagnose(trainer_of(entries))
     assert (report.healthy, report.dead_share) == (True, 0.375)
-    assert "38% of the completions were in dead groups and gave no gradient of the reward" in str(report)
-    assert "about 0:45 of 2:00" in str(report)
-    assert not any(
-        "dead groups" in note for note in notes_on(Log(rounds(history(9, dead_groups=None)), KNOWN))
-    )
+    cost = "38% of the completions were in dead groups and gave no gradient of the reward; about 0:45 of 2:00"
+    assert report.notes[0] == cost
 
 
 def test_a_fall_at_the_end_is_said_to_be_chance_with_its_width_or_is_found() -> None:
     """The quickstart's own run ends with 0.89, 0.84, 0.88, 0.86, 0.68, 0.59, 0.56."""
     log = read(file_of("quickstart seed 0.healthy"))
     assert Episodes(log).findings == []
-    text = str(rloo_kit.diagnose(list(log.entries)))
-    assert "chance alone moves a step's reward by +-0.188, the mean of 5 by +-0.077" in text
-    assert (
-        "reward fell 0.828 (steps 21-25) -> 0.714 (steps 26-30), 1.0 standard errors: within chance" in text
-    )
-    fallen = Log(rounds(history(40, reward=from_step(30, 0.9, 0.1))), KNOWN)
-    assert any("more than chance; a collapse is 4.8" in note for note in notes_on(fallen))
-    assert "reward collapse" in [one.symptom for one in Episodes(fallen).findings]
+    notes = rloo_kit.diagnose(log.entries).notes
+    assert "chance alone moves a step's reward by +-0.188, the mean of 5 by +-0.077" in notes
+    fall = "reward fell 0.828 (steps 21-25) -> 0.714 (steps 26-30), 1.0 standard errors: within chance"
+    assert any(note.startswith(fall) for note in notes)
+    fallen = rloo_kit.diagnose(history(40, reward=from_step(30, 0.9, 0.1)))
+    assert any("more than chance; a collapse is 4.8" in note for note in fallen.notes)
+    assert "reward collapse" in [finding.symptom for finding in fallen.findings]
 
 
 def test_where_nothing_was_learned_it_says_how_small_a_gain_could_have_been_seen() -> None:
@@ -67,9 +61,8 @@ def test_the_smallest_gain_is_found_by_a_paired_test_in_four_of_five_cases(
     problems: int, accuracy: float
 ) -> None:
     gain, draw = smallest_gain(problems, accuracy), random.Random(0)
-    found = 0
+    seen = 0
     for _ in range(400):
         changes = [(draw.random() < accuracy + gain) - (draw.random() < accuracy) for _ in range(problems)]
-        discordant = sum(map(abs, changes))
-        found += sum(changes) > 1.96 * discordant**0.5  # McNemar 1947
-    assert found / 400 == pytest.approx(0.8, abs=0.05)
+        seen += sum(changes) > 1.96 * sum(map(abs, changes)) ** 0.5  # McNemar 1947
+    assert seen / 400 == pytest.approx(0.8, abs=0.05)
