@@ -75,8 +75,6 @@ class HealthCallback(TrainerCallback):
         return Log(rounds(state.log_history), Known.of(args, self.judges))
 
 
-# --- a line per step -----------------------------------------------------------------------------------------
-
 # label, metric, width, format
 COLUMNS = (
     ("reward", "reward", 8, "+.3f"),
@@ -150,9 +148,6 @@ class ProgressCallback(TrainerCallback):
             done, to_do = state.global_step - self._first_step, max(0, state.max_steps - state.global_step)
             left = (time.monotonic() - self._started) / done * to_do if done else None
             output.say(line(state.global_step, state.max_steps, logs, left))
-
-
-# --- a picture -----------------------------------------------------------------------------------------------
 
 
 class LivePlot(TrainerCallback):

@@ -1,7 +1,6 @@
 """What was wrong with a run, read off its log afterwards: of the kit's runs, and of plain TRL's and unsloth's.
 
-:mod:`.symptoms` says what counts as a symptom and what to change first.  Of every run, sick or not, a report has what
-was sampled for nothing and how wide chance is.
+Of every run, sick or not, a report has what was sampled for nothing and how wide chance is.
 """
 
 from __future__ import annotations
@@ -41,22 +40,16 @@ def clock(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What :func:`diagnose` found; prints as a report.
+    """What :func:`diagnose` found; prints as a report."""
 
-    Attributes:
-        findings: one per episode, by first step.
-        first_step, last_step: of the log.
-        figures: per metric the mean over the first and over the last entries.
-        dead_share: of the groups, whose rewards were all equal and gave no gradient; NaN where the log has none.
-        notes: lines on what was sampled for nothing, how wide chance is, and what was assumed.
-    """
-
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # one per episode, by first step
     first_step: int
     last_step: int
-    figures: dict[str, tuple[float, float]]
-    dead_share: float = math.nan
-    notes: tuple[str, ...] = ()
+    figures: dict[str, tuple[float, float]]  # metric: its mean over the first and over the last entries
+    dead_share: float = (
+        math.nan
+    )  # of groups with equal rewards, which gave no gradient; NaN where the log has none
+    notes: tuple[str, ...] = ()  # on what was sampled for nothing, how wide chance is, and what was assumed
 
     @property
     def healthy(self) -> bool:
@@ -83,9 +76,8 @@ class Diagnosis:
         rows = [("", "first", f"last  (means of up to {WINDOW} entries)")]
         rows += [(shortened(name, 48), f"{a:.3f}", f"{b:.3f}") for name, (a, b) in self.figures.items()]
         width = max(28, *(len(name) for name, _, _ in rows))
-        return "\n".join(
-            [*lines, *(f"  {name:<{width}}{first:>11}     {last}" for name, first, last in rows)]
-        )
+        lines += [f"  {name:<{width}}{first:>11}     {last}" for name, first, last in rows]
+        return "\n".join(lines)
 
     def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
         printer.text(str(self))
@@ -133,14 +125,11 @@ def diagnose(
     )
 
 
-# --- what is said of every run ----------------------------------------------------------------------------
-
-
 def notes_on(log: Log) -> Iterator[str]:
     """What a report says of a run, sick or not: its dead groups, and how wide chance is."""
     if log.values(DEAD_SHARE).size:
-        dead = column(log.entries, DEAD_SHARE)
-        seconds = column(log.entries, "step_time") * log.stride * log.known.updates
+        dead, step_time = column(log.entries, DEAD_SHARE), column(log.entries, "step_time")
+        seconds = step_time * log.stride * log.known.updates
         cost = f"{np.nanmean(dead):.0%} of the completions were in dead groups and gave no gradient of the reward"
         times = f"; about {clock(np.nansum(seconds * dead))} of {clock(np.nansum(seconds))}"
         yield cost + (times if log.values("step_time").size else "")

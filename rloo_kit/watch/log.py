@@ -45,9 +45,6 @@ ANSWERS = (
 """Published reward functions that judge the answer, for logs whose functions do not say it."""
 
 
-# --- entries ------------------------------------------------------------------------------------------------
-
-
 def rounds(history: Iterable[Entry]) -> list[Entry]:
     """One entry per batch of completions; those without a score count where the run has no others.
 
@@ -70,7 +67,6 @@ def term(name: str) -> str:
 
 
 def term_names(entry: Entry) -> list[str]:
-    """The reward functions in an entry."""
     return [match[1] for key in entry if (match := re.fullmatch(r"rewards/(.+)/mean", key))]
 
 
@@ -92,29 +88,21 @@ def column(entries: Sequence[Entry], metric: str) -> Figures:
     return figures
 
 
-# --- what is known besides ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Known:
-    """What is known of a run besides its log.
+    """What is known of a run besides its log."""
 
-    Attributes:
-        completions, groups: per update, or per generation batch where that is more.
-        weights: of the reward functions, in the log's order; None where unknown.
-        args: the run's config, or None.
-        updates: optimizer steps per generation batch (``num_iterations``, ``steps_per_generation``).
-        batches: generation batches per update, where it gathers several; a reward's logged spread is that within one.
-        judges: metric name of a reward function -> "answer", "form" or "length"; rules that need it skip others.
-    """
-
-    completions: int = COMPLETIONS
-    groups: int = 1
-    weights: tuple[float, ...] | None = None
+    completions: int = COMPLETIONS  # per update, or per generation batch where that is more
+    groups: int = 1  # likewise
+    weights: tuple[float, ...] | None = (
+        None  # of the reward functions, in the log's order; None where unknown
+    )
     args: trl.RLOOConfig | None = None
-    updates: int = 1
-    batches: int = 1
-    judges: Mapping[str, Judges] = field(default_factory=dict)
+    updates: int = 1  # per generation batch: num_iterations, steps_per_generation
+    batches: int = 1  # generation batches per update; a reward's logged spread is that within one
+    judges: Mapping[str, Judges] = field(
+        default_factory=dict
+    )  # by metric name; rules that need it skip others
 
     @classmethod
     def of(cls, args: trl.RLOOConfig, judges: Mapping[str, Judges] | None = None) -> Known:
@@ -137,10 +125,11 @@ class Known:
         that the spread of a reward of 0 or one value tells, else 8, two or more in each group."""
         shares = np.array([_dead_share(entry) or 0.0 for entry in entries])
         fits = (n for n in range(1, 33) if np.all(abs(n * shares - np.round(n * shares)) < 1e-3 * n))
-        stride = entries[1].get("step", 2) - entries[0].get("step", 1) if len(entries) > 1 else 1
-        # A mean over several batches has shares that fit several times as many groups.
-        groups = max(1, next(fits, 1) // max(1, stride))
-        completions = _completions_of(entries) if stride <= 1 else None
+        stride = Log(
+            entries
+        ).stride  # a mean over several batches has shares that fit several times as many groups
+        groups = max(1, next(fits, 1) // stride)
+        completions = _completions_of(entries) if stride == 1 else None
         if completions and completions % groups:
             groups = 1
         return cls(completions or max(COMPLETIONS, 2 * groups), groups, judges=judges or {})
@@ -168,9 +157,6 @@ def _completions_of(entries: Sequence[Entry]) -> int | None:
         if count > 1 and np.allclose(ratio, start + slope * mean, rtol=0.0, atol=1e-3 * abs(start) / count):
             return count
     return None
-
-
-# --- windows --------------------------------------------------------------------------------------------------
 
 
 class Change(NamedTuple):
@@ -275,8 +261,6 @@ class Log:
         rate = self.entries[-1].get("learning_rate") if setting == "learning_rate" else None
         value = rate if rate is not None else getattr(self.known.args, setting, None)
         return "" if value is None else f" (now {value:g})"
-
-    # --- its rewards
 
     @property
     def names(self) -> list[str]:

@@ -27,15 +27,17 @@ if TYPE_CHECKING:
 PICTURE = "training.png"
 CAPTION = "<picture of a run>"
 """What a figure is as plain text.  It never changes, so that a stored notebook compares equal."""
-
 WIDTH_INCHES, HEIGHT_INCHES = 7.0, 2.1  # of the figure, and of a panel
 
 BLUE, RED, SKY, GREEN, PINK, ORANGE = "#0072B2", "#D55E00", "#56B4E9", "#009E73", "#CC79A7", "#E69F00"
 """By Okabe and Ito (2002), Color Universal Design: all common kinds of colour blindness tell them apart."""
 
+POINTS = "none"  # only marks, for the held-out rewards of a run that evaluates
+
 CURVES = (
-    # metric, panel, unit, label, colour, dash
+    # metric, panel, unit, label, colour, dash; the terms of the reward stand behind it
     ("reward", "Reward", "reward", "mean reward", BLUE, "-"),
+    ("eval_reward", "Reward", "reward", "held out", "black", POINTS),
     (DEAD_SHARE, "Lost samples", "%", "zero-variance groups", RED, "-"),
     (CUT_SHARE, "Lost samples", "%", "truncated completions", BLUE, "--"),
     ("entropy", "Policy", "nats per token", "entropy", GREEN, "-"),
@@ -43,7 +45,6 @@ CURVES = (
 )
 AS_TEXT = (*CURVES, ("completions/mean_length", "Length", "tokens", "length", "", ""))
 TERMS = ((RED, "--"), (GREEN, ":"), (PINK, "-."), (ORANGE, "--"), (SKY, ":"))
-POINTS = "none"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Curve:
     unit: str
     label: str
     colour: str
-    dash: str  # POINTS: only marks, for the held-out rewards of a run that evaluates
+    dash: str
     steps: Figures
     values: Figures
 
@@ -92,11 +93,7 @@ def plot(source: Source, path: str | os.PathLike[str] | None = None) -> Figure:
     Args:
         source: a trainer (ours, TRL's or unsloth's), its log history, a ``trainer_state.json``, or the folder
             of a run or of a checkpoint.
-        path: where to save the PNG, 1050 pixels wide; None saves it as ``training.png`` in the run's folder, where
-            there is one.
-
-    Returns:
-        The matplotlib figure, which a notebook shows when it is a cell's last value.
+        path: where to save the PNG; None saves it as ``training.png`` in the run's folder, where there is one.
 
     Raises:
         ConfigError: there is no training step to plot, or no log where ``source`` points.
@@ -121,22 +118,18 @@ def as_text(history: Sequence[Entry]) -> str:
     return "\n".join(f"{label:<{width}}  {ends:<15}  {unit}".rstrip() for label, ends, unit in rows)
 
 
-# --- what is shown -------------------------------------------------------------------------------------------
-
-
 def curves(history: Sequence[Entry], table: Sequence[tuple[str, ...]] = CURVES) -> list[Curve]:
     """What a ``trainer.state.log_history`` has to show, in reading order.
 
     Raises:
         ConfigError: it has nothing that could be drawn.
     """
-    entries, shown = rounds(history), list[Curve]()
-    for row in table:
-        shown += _curve(entries, *row)
-        if shown and row[0] == "reward":
+    shown = list[Curve]()
+    for metric, *look in table:
+        entries = history if metric == "eval_reward" else rounds(history)
+        shown += _curve(entries, metric, *look)
+        if shown and metric == "reward":
             shown += _terms(entries, shown[0])
-            held_out = [entry for entry in history if "eval_reward" in entry]
-            shown += _curve(held_out, "eval_reward", "Reward", "reward", "held out", "black", POINTS)
     if not shown:
         raise ConfigError(
             "there is no training step with a finite figure",
@@ -152,9 +145,9 @@ def _curve(
     values = column(entries, metric) * (100 if unit == "%" else 1)
     if metric == DEAD_SHARE and not any("dead_groups" in entry for entry in entries):
         label += ", by TRL's count"  # after the KL term
-    known = ~np.isnan(values)
-    steps = np.array([entry["step"] for entry in entries])[known]
-    return [Curve(panel, unit, label, colour, dash, steps, values[known])] if steps.size else []
+    known = np.flatnonzero(~np.isnan(values))
+    steps = np.array([entries[i]["step"] for i in known.tolist()])
+    return [Curve(panel, unit, label, colour, dash, steps, values[known])] if known.size else []
 
 
 def _terms(entries: Sequence[Entry], total: Curve) -> list[Curve]:
@@ -173,9 +166,6 @@ def _terms(entries: Sequence[Entry], total: Curve) -> list[Curve]:
     if len(terms) == 1 and terms[0].values.size == total.values.size:
         return [] if np.allclose(terms[0].values, total.values, atol=1e-6) else terms
     return terms
-
-
-# --- drawing -------------------------------------------------------------------------------------------------
 
 
 def draw(

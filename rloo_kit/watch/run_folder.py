@@ -47,15 +47,9 @@ class Run(NamedTuple):
 
 
 def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = None) -> Run:
-    """Read a run; errors name the ``caller``.
+    """Read a run; errors name the ``caller``.  ``judges`` adds to what a trainer's reward functions say themselves.
 
     Stock trainers leave the state in their checkpoints: of a folder without one the newest readable one is read.
-
-    Args:
-        judges: what reward functions judge, beside what a trainer's say themselves.
-
-    Raises:
-        ConfigError: this is no run, or it has no training step.
     """
     history: Any = source
     folder, where, settings = None, caller, None
@@ -65,7 +59,15 @@ def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = 
         whole = (path for path in reversed(checkpoints(folder)) if saved_step(path) == step_of(path))
         newest = next(whole, folder)
         state = (folder if (folder / STATE).is_file() else newest) / STATE
-        history = _log_in(state if place.is_dir() else place, caller)
+        file = state if place.is_dir() else place
+        try:
+            history = json.loads(file.read_text(encoding="utf-8"))["log_history"]
+        except UNREADABLE as error:
+            raise ConfigError(
+                "there is no log of a run to read",
+                where=f"{caller}, {file} ({type(error).__name__})",
+                todo=f"name a {STATE}, a checkpoint, or an output_dir that has one of them",
+            ) from error
         settings = _settings(facts(folder).get("run") or facts(newest).get("run"))
     elif not isinstance(source, Sequence) and hasattr(source, "state"):
         history, settings = source.state.log_history, source.args
@@ -97,17 +99,6 @@ def judged_by(reward_funcs: Sequence[object], names: Sequence[str] | None = None
     names = names or [reward_name(function) for function in reward_funcs]  # type: ignore[arg-type]
     judged = zip(names, map(judges_of, reward_funcs), strict=True)
     return {name: what for name, what in judged if what}
-
-
-def _log_in(file: Path, caller: str) -> object:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))["log_history"]
-    except UNREADABLE as error:
-        raise ConfigError(
-            "there is no log of a run to read",
-            where=f"{caller}, {file} ({type(error).__name__})",
-            todo=f"name a {STATE}, a checkpoint, or an output_dir that has one of them",
-        ) from error
 
 
 def _settings(run: Any) -> Any | None:

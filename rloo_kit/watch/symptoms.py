@@ -1,10 +1,7 @@
 """What is looked for in a run: a rule for each symptom of symptoms.toml, which has thresholds, causes and advice.
 
-A rule is a function from the log so far, and a threshold, to what it sees or None.  It compares windows of steps, never
-two steps, and a difference counts against its standard error.  No rule reads the loss, which is about 0 in every
-on-policy run of RLOO, since advantages sum to 0.  Nothing here changes a setting; the user decides.
-
-How often chance alone passes the thresholds together: benchmarks/results/health_alarms.md.
+A rule compares windows of steps, never two steps, and a difference counts against its standard error; how often chance
+alone passes: benchmarks/results/health_alarms.md.  No rule reads the loss, about 0 in every on-policy run of RLOO.
 """
 
 from __future__ import annotations
@@ -46,6 +43,8 @@ PATIENCE = 100  # entries after which a rise from the first third to the last sh
 OVERFLOWS = 17  # as often as fp16's loss scaler halves torch's first scale, 65536, until it is below 1
 LENGTH = "completions/mean_length"
 
+Count = Callable[[Log], float]
+
 
 class Sign(NamedTuple):
     """What a rule sees: in which entries, the figures, and words for the placeholders of its row."""
@@ -57,29 +56,18 @@ class Sign(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """One symptom over the steps at which it was seen.
+    """One symptom over the steps at which it was seen."""
 
-    Attributes:
-        symptom: its name in :data:`SYMPTOMS`.
-        evidence: figures and the steps they are from, when it was first seen.
-        cause: the likely one.
-        setting, change: what to change first, an argument of ``RLOOConfig`` or of the trainer, and how.
-        first_step, last_step: of the episode.
-    """
-
-    symptom: str
-    evidence: str
-    cause: str
-    setting: str
-    change: str
+    symptom: str  # its name in SYMPTOMS
+    evidence: str  # figures and the steps they are from, when it was first seen
+    cause: str  # the likely one
+    setting: str  # what to change first, an argument of RLOOConfig or of the trainer
+    change: str  # and how
     first_step: int
     last_step: int
 
     def __str__(self) -> str:
         return f"{self.symptom}: {self.evidence}. Likely: {self.cause}. Change first: {self.setting}, {self.change}."
-
-
-# --- how sure, and by chance ------------------------------------------------------------------------------
 
 
 def surely_above(share: float, count: float, threshold: float) -> bool:
@@ -93,14 +81,12 @@ def surely_above(share: float, count: float, threshold: float) -> bool:
     return sum(math.exp(ways(n) + n * yes + (trials - n) * no) for n in counts) < NormalDist().cdf(-SURE)
 
 
-def _surely_above(
-    log: Log, metric: str, few: float, many: float, count: Callable[[Log], float]
-) -> Log | None:
+def _surely_above(log: Log, metric: str, few: float, many: float, count: Count) -> Log | None:
     """The entries in which a share is surely above a limit: the last ones, or more of them where it stays there."""
-    windows = ((log[-2 * WINDOW :], few), (log[-MEMORY:], many))
-    return next(
-        (part for part, limit in windows if surely_above(part.mean(metric), count(part), limit)), None
-    )
+    for window, limit in ((log[-2 * WINDOW :], few), (log[-MEMORY:], many)):
+        if surely_above(window.mean(metric), count(window), limit):
+            return window
+    return None
 
 
 def dead_by_chance(k: int, right: float) -> float:
@@ -338,9 +324,6 @@ def nothing_learned(log: Log, limit: float) -> Sign | None:
     if log.change("reward", log[:WINDOW], after).sigmas >= 2.0:  # most is learned early
         return None
     return Sign(log, f"reward {rise}, {before.steps} against {after.steps}")
-
-
-# --- one run ----------------------------------------------------------------------------------------------
 
 
 def look_for(symptom: str, log: Log) -> Finding | None:

@@ -41,7 +41,7 @@ def test_how_good_a_policy_is_depends_on_what_its_reward_can_pay_and_on_its_righ
     ],
 )
 def test_a_log_alone_tells_how_many_groups_a_step_has_at_least(entries: list, groups: int) -> None:
-    known = Known.guessed(entries)
+    known = Known.guessed([{"step": step, **entry} for step, entry in enumerate(entries)])
     assert (known.groups, known.completions) == (groups, max(8, 2 * groups))
 
 
