@@ -107,7 +107,7 @@ def test_a_reward_and_a_wrapper_of_one_thing_say_what_they_judge() -> None:
         for place, reward in enumerate(functions):
             assert judged_by([reward], ["name"]) == ({"name": judges} if judges else {}), (judges, place)
     assert judged_by([judging("form"), right]) == {"reward": "form"}, "by their own names"
-    with pytest.raises(ValueError, match=r"(?s)must be answer, form or length.*'reward', judges 'anser'"):
+    with pytest.raises(ValueError, match=r"(?s)must be answer, form or length.*judges 'anser'"):
         rewards.guarded(judging("anser"))
 
 
