@@ -11,10 +11,8 @@ if TYPE_CHECKING:
     from rloo_kit.memory.plan_inputs import Model
     from rloo_kit.memory.settings import Settings
 
+# In a slow case.  An assumption: large models were trained at 21 to 46 % of the peak (Chowdhery et al. 2022, PaLM).
 BANDWIDTH_SHARE, PEAK_SHARE = 0.5, 0.3
-"""Of a GPU's bandwidth and of its peak, in a slow case.  An assumption: large language models were trained at 21 to
-46 % of their accelerators' peak (Chowdhery et al. 2022, PaLM, table 3)."""
-
 LAUNCH_SECONDS = 10e-6  # for a kernel, in a slow case: published figures are 5 to 20 microseconds
 DISK = (2e9, 0.15e9)  # bytes a second that weights are read with: a solid-state disk on PCIe, a hard disk
 FUSED_ROWS = 16  # so many are multiplied with 4-bit weights directly (unsloth's ``_BNB_GEMM_4BIT_MAX_ROWS``)
@@ -65,9 +63,8 @@ class Seconds:
         # The update: forward, once more for what was not kept, and backward.
         passes = s.gradient_accumulation_steps * (before + 3)
         update = self._passes(passes, s.per_device_train_batch_size, s.row_tokens, s.max_completion_length)
-        return self._range(
-            update, *self._sampled(s.max_completion_length, rounds, rows, rows > s.num_generations)
-        )
+        sampled = self._sampled(s.max_completion_length, rounds, rows, padded=rows > s.num_generations)
+        return self._range(update, *sampled)
 
     def _passes(self, n: float, rows: int, length: int, scored: int) -> Work:
         """``n`` forward passes of ``rows``, with log-probabilities of the last ``scored`` tokens."""
