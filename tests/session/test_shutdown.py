@@ -116,7 +116,7 @@ class Server:
         kernel_id = (answer["kernel"] if session else answer)["id"]
         client = BlockingKernelClient(connection_file=find_connection_file(f"kernel-{kernel_id}.json"))
         client.load_connection_file()
-        client.start_channels()
+        client.start_channels(hb=False)  # by its heartbeat a kernel on a busy machine is dead
         client.wait_for_ready(timeout=60)
         return Page(kernel_id, client, int(run_cells(client, "import os; print(os.getpid())")[0]))
 
