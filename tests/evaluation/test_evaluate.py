@@ -211,19 +211,19 @@ def test_an_evaluation_says_what_it_was_measured_with() -> None:
 
 
 def test_with_room_what_was_cut_goes_on_from_where_it_stopped(task: Any, policy: Policy) -> None:
-    cut = evaluate(policy, task, max_new_tokens=8, room=4)
+    cut = evaluate(policy, task, max_new_tokens=16, room=2)  # begun anew, none would end
     whole = evaluate(policy, task, max_new_tokens=32)
     assert cut.truncated > 0.5, "a thought of the tiny policy is longer"
     assert (cut.correct_with_room, cut.truncated_with_room) == (whole.correct, whole.truncated)
     assert cut.accuracy.value < cut.accuracy_with_room.value == whole.accuracy.value  # type: ignore[union-attr]
-    assert re.search(r"\n  with room  +0\.\d+ \[.*Wilson\), 4 times the length, \d+% cut\n", str(cut))
+    assert re.search(r"\n  with room  +0\.\d+ \[.*Wilson\), 2 times the length, \d+% cut\n", str(cut))
     assert whole.accuracy_with_room is None
     assert "room" not in str(whole)
     said = compare(cut, cut).headline
     assert "accuracy with room +0.000" in said
     assert compare(replace(cut, settings={}), replace(whole, settings={})).accuracy_with_room_change is None
     with pytest.raises(ConfigError, match="differ in room"):
-        compare(cut, replace(cut, settings={**cut.settings, "room": 2}))
+        compare(cut, replace(cut, settings={**cut.settings, "room": 4}))
 
 
 def test_a_sampled_completion_keeps_what_it_began_with(task: Any, policy: Policy) -> None:
