@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,6 +94,7 @@ class Server:
     log: Path
     token: str
     url: str
+    clients: list[Any] = field(default_factory=list)
 
     def ask(self, method: str, what: str, body: object = None) -> tuple[int, Any]:
         headers = {"Authorization": f"token {self.token}"}
@@ -115,6 +116,7 @@ class Server:
         answer = self.ask("POST", "sessions" if session else "kernels", body)[1]
         kernel_id = (answer["kernel"] if session else answer)["id"]
         client = BlockingKernelClient(connection_file=find_connection_file(f"kernel-{kernel_id}.json"))
+        self.clients.append(client)
         client.load_connection_file()
         client.start_channels(hb=False)  # by its heartbeat a kernel on a busy machine is dead
         client.wait_for_ready(timeout=60)
@@ -138,6 +140,8 @@ def server(jupyter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     running = Server(process, log, token, json.loads(file.read_text())["url"])
     seconds_until(running.listens, 30)  # it writes the file first
     yield running
+    for client in running.clients:
+        client.stop_channels()  # else its context waits for its sockets
     children = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
