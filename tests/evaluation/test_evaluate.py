@@ -26,10 +26,15 @@ from tests.conftest import right_after_thought
 MARKERS = {"<think>": QWEN3.open_id, "</think>": QWEN3.close_id}
 
 
+class WithoutModel(Policy):
+    def __post_init__(self) -> None:
+        """There is no model and no tokenizer to complete."""
+
+
 def scripted(*texts: str, finished: bool = True) -> Policy:
     """A policy whose completions are given."""
 
-    class Scripted(Policy):
+    class Scripted(WithoutModel):
         def generate(self, prompts: Any, *, n: int = 1, **options: Any) -> list[Completion]:
             assert len(prompts) * n == len(texts), options
             repeated = [prompt for prompt in prompts for _ in range(n)]
@@ -54,7 +59,7 @@ QUESTIONS = Dataset.from_list(
 
 
 def test_a_long_evaluation_says_how_far_it_is_whatever_the_batch(capsys: Any) -> None:
-    class Batched(Policy):
+    class Batched(WithoutModel):
         def generate(self, prompts: Any, *, progress: Any = None, **options: Any) -> list[Completion]:
             for done in (*range(self.rows, len(prompts), self.rows), len(prompts)) if progress else ():
                 progress(done)
@@ -161,7 +166,7 @@ def test_words_are_graded_by_the_reward_that_was_given_without_a_warning(recwarn
     assert not recwarn.list
 
 
-class Unasked(Policy):
+class Unasked(WithoutModel):
     """A policy that must not be sampled from: what is wrong is said before."""
 
     def generate(self, *args: object, **kwargs: object) -> list[Completion]:
