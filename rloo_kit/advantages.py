@@ -119,11 +119,7 @@ class Estimator:
     groupwise: bool  # each group's advantages depend on that group alone
 
     def __call__(self, rewards: torch.Tensor) -> torch.Tensor:
-        """The advantages, checked; NaN of an unscored completion becomes 0.
-
-        Raises:
-            ConfigError: not a tensor of the rewards' shape, or a scored completion's advantage is not finite.
-        """
+        """The advantages, checked; NaN of an unscored completion becomes 0."""
         advantages, fault = self.function(rewards), ""
         shape = getattr(advantages, "shape", None)
         if shape != rewards.shape:
@@ -147,11 +143,8 @@ BUILT_IN = tuple(ESTIMATORS)
 
 
 def register(function: Function, name: str | None = None) -> str:
-    """Make an estimator known under a name, for ``RLOOConfig(advantage_estimator=name)``, and return the name.
-
-    Args:
-        function: (groups, K) rewards, NaN where unscored, to advantages of the same shape.
-        name: the function's own by default; numbered where another function has it.
+    """Make an estimator known under a name, the function's own by default, numbered where another has it, and return
+    that name, for ``RLOOConfig(advantage_estimator=name)``.
 
     Raises:
         ConfigError: what it returns for a group with a spread and one without cannot be trained on.

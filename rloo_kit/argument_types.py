@@ -43,13 +43,8 @@ Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
 def check(
     given: Mapping[str, Any], hints: Mapping[str, Hint], where: str, advice: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The values as plain Python has them: a numpy number as a number, a tuple for a list as a list.
-
-    Args:
-        given: values by name; those without a type are passed through.
-        hints: types by name.
-        where: the call that takes them, for the message.
-        advice: what to do about a value, by name, where that is not to write it in another form.
+    """The values as plain Python has them: a numpy number as a number, a tuple for a list as a list; those without a
+    type are passed through.  ``where`` is the call that takes them, ``advice`` what to do about a value, by name.
 
     Raises:
         ConfigError: the first value that is not of its type, in pydantic's words.

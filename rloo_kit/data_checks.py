@@ -149,12 +149,8 @@ def longest_prompts(dataset: Dataset | IterableDataset, count: int = 16) -> tupl
 def check_lengths(
     prompt_ids: Sequence[Sequence[int]], completion: int, limit: int | None, rows: Sequence[int] | None = None
 ) -> None:
-    """Check that prompt + completion fit: unsloth cuts longer sequences inside the forward pass, and shapes break.
-
-    Args:
-        completion, limit: ``max_completion_length`` and the policy's ``max_seq_length``, in tokens; None is no limit.
-        rows: where in the dataset the prompts stand; None for a generation batch.
-    """
+    """Check that prompt + completion, in tokens, fit ``max_seq_length``: unsloth cuts longer sequences inside the
+    forward pass, and shapes break.  ``rows``: where in the dataset the prompts stand; None for a generation batch."""
     lengths = [len(ids) for ids in prompt_ids]
     total, index = max(lengths) + completion, lengths.index(max(lengths))
     if limit is not None and total > limit:

@@ -70,11 +70,7 @@ def narrowed(types: Mapping[str, Hint]) -> dict[str, Hint]:
 
 
 def checked(given: Mapping[str, Any], types: Mapping[str, Hint]) -> dict[str, Any]:
-    """Settings as plain Python has them, each of its type and within its range.
-
-    Raises:
-        ConfigError: the first that is not.
-    """
+    """Settings as plain Python has them, each of its type and within its range; else a ConfigError."""
     given = dict(given)
     for name in given.keys() & set(DICTS):
         with contextlib.suppress(ValueError, TypeError):  # a command line gives its JSON text
@@ -87,11 +83,7 @@ def checked(given: Mapping[str, Any], types: Mapping[str, Hint]) -> dict[str, An
 
 
 def check_together(args: trl.RLOOConfig, processes: int = 1) -> None:
-    """Check settings, each of its type, against each other, for a run of that many processes, each with its own batch.
-
-    Raises:
-        ConfigError: the first settings that contradict each other.
-    """
+    """Check settings, each of its type, against each other, for a run of that many processes."""
     clip, k = args.reward_clip_range, args.num_generations
     steps = args.steps_per_generation or args.gradient_accumulation_steps
     rows = args.generation_batch_size or args.per_device_train_batch_size * processes * steps

@@ -39,13 +39,7 @@ ARGUMENTS = (
 
 
 def completed(given: Arguments) -> Arguments:
-    """The trainer's arguments as TRL takes them, by today's names.
-
-    Raises:
-        ArgumentError, ConfigError, DatasetError, RewardError: the first argument that is wrong.
-        VersionError: a vLLM that TRL does not take.
-        rewards.RewardValueError: a reward that cannot be called as TRL calls it.
-    """
+    """The trainer's arguments as TRL takes them, by today's names; an error names the first that is wrong."""
     given = todays(given, set(ARGUMENTS), "RLOOTrainer", TRAINER_OLD)
     if isinstance(policy := given.get("model"), Policy):
         given = {"processing_class": policy.tokenizer, **given, "model": policy.model}

@@ -263,13 +263,8 @@ def types() -> Mapping[str, Hint]:
 
 
 def check(args: trl.RLOOConfig) -> trl.RLOOConfig:
-    """A configuration that the trainer was given, as it is now: read from a file, or changed since it was made.
-
-    A plain ``trl.RLOOConfig`` comes back as a copy, with the kit's settings at what it means.
-
-    Raises:
-        ConfigError: the first value that is wrong, alone or beside the others.
-    """
+    """A configuration that the trainer was given, checked as it is now: read from a file, or changed since it was made.
+    A plain ``trl.RLOOConfig`` comes back as a copy, with the kit's settings at what it means."""
     if not isinstance(args, RLOOConfig):
         plain = {"kl_estimator": "k1", "skip_dead_groups": False, "live_plot": False, **PLAIN}
         theirs, args = vars(args), copy.copy(args)

@@ -114,11 +114,7 @@ def todays(
     mapped: bool = True,
 ) -> Settings:
     """Arguments by today's names, which are ``known``; one warning for all that had others, or with ``mapped``
-    False for what is left out alone.
-
-    Raises:
-        ArgumentError: a name or a value without an equal, an unknown name, or one setting by two names.
-    """
+    False for what is left out alone.  An ArgumentError names what has no equal, or is given twice."""
     of_config = old is CONFIG_OLD
     settings: Settings = {}
     notes = []

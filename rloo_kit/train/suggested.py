@@ -64,11 +64,7 @@ MEASURED = {
 
 
 def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: Settings) -> list[Reason]:
-    """Settings with a reason for each; without a loaded policy and a task no length is measured.
-
-    Raises:
-        ConfigError: no batch of the policy fits the card.
-    """
+    """Settings with a reason for each; without a loaded policy and a task no length is measured."""
     prompt_tokens, answer_tokens = _lengths(policy, task, given)
     settings: Any = SimpleNamespace(**{"single_pass": Configured.single_pass, "beta": 0.0, **given})
     base = plan(policy, settings, card, prompt_tokens=prompt_tokens)
