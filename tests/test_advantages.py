@@ -1,4 +1,8 @@
-"""Estimators and KL terms: by hand, by their properties, and at the edges."""
+"""Estimators and KL terms: by hand, against exact enumeration on a small softmax policy, and at the edges.
+
+The enumerated policy chooses one of six arms.  A group is four draws, so there are 6^4 = 1296 groups, and an
+expectation over them is a sum.
+"""
 
 import math
 from collections.abc import Callable
@@ -9,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rloo_kit import advantages
-from rloo_kit.advantages import STD_FLOOR, dr_grpo, grpo, k3, reinforce, rloo
+from rloo_kit.advantages import STD_FLOOR, dr_grpo, grpo, k1, k2, k3, reinforce, rloo
 from rloo_kit.errors import ArgumentError, ConfigError
 
 NAN = math.nan
@@ -203,3 +207,62 @@ def test_the_kl_terms_are_those_worked_out_by_hand(log_ratio: float, expected: t
         close(term, [value], rtol=1e-12, atol=1e-12)
     for small in (1e-4, -1e-4, 1e-6):  # exp(-x) - 1 + x would cancel to noise in float32
         assert k3(torch.tensor([small])).item() == pytest.approx(small**2 / 2, abs=6e-8 * abs(small))
+
+
+ARMS, K = 6, 4
+LOGITS = torch.tensor([0.9, -0.4, 0.1, -1.2, 0.5, -0.1], dtype=torch.float64)
+PAYS = torch.tensor([0.1, 0.9, 0.0, 1.0, 0.2, 0.4], dtype=torch.float64)
+POLICY = LOGITS.softmax(0)
+TRUE_GRADIENT = POLICY * (PAYS - POLICY @ PAYS)  # of the expected reward with respect to the logits
+
+EVERY_GROUP = torch.cartesian_prod(*[torch.arange(ARMS)] * K)
+CHANCES = POLICY[EVERY_GROUP].prod(1)
+
+
+def expected_gradient(estimator: Function, pays: torch.Tensor = PAYS) -> torch.Tensor:
+    """The mean over every group and its draws of A_i d log p(a_i) / d logits."""
+    scores = torch.eye(ARMS, dtype=torch.float64)[EVERY_GROUP] - POLICY
+    return torch.einsum("g,gk,gka->a", CHANCES, estimator(pays[EVERY_GROUP]), scores) / K
+
+
+def test_the_expected_gradient_is_the_true_one_shrunk_where_the_mean_contains_the_reward() -> None:
+    close(expected_gradient(rloo), TRUE_GRADIENT, rtol=0, atol=1e-12)
+    close(expected_gradient(dr_grpo), TRUE_GRADIENT * (K - 1) / K, rtol=0, atol=1e-12)
+    assert torch.cosine_similarity(expected_gradient(grpo), TRUE_GRADIENT, dim=0) < 0.999, "points elsewhere"
+
+
+REFERENCE = torch.tensor([0.0, 0.3, -0.5, 0.4, 0.2, -0.8], dtype=torch.float64).softmax(0)
+
+
+def true_kl(logits: torch.Tensor) -> torch.Tensor:
+    log_policy = logits.log_softmax(0)
+    return (log_policy.exp() * (log_policy - REFERENCE.log())).sum()
+
+
+def gradient_of(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    logits = LOGITS.clone().requires_grad_()
+    return torch.autograd.grad(function(logits), logits)[0]
+
+
+def test_k1_and_k3_are_unbiased_k2_is_not_and_k3_varies_less_than_k1() -> None:
+    log_ratio, truth = POLICY.log() - REFERENCE.log(), true_kl(LOGITS)
+    close(POLICY @ k1(log_ratio), truth, rtol=1e-12, atol=0)
+    close(POLICY @ k3(log_ratio), truth, rtol=1e-12, atol=0)
+    assert abs((POLICY @ k2(log_ratio)) / truth - 1) > 0.1
+    assert POLICY @ k3(log_ratio).square() < POLICY @ k1(log_ratio).square()
+
+
+def test_the_expected_gradient_of_a_kl_term_inside_a_loss_and_paid_as_a_reward() -> None:
+    """Inside a loss the arms were drawn from the policy, but the draw is not differentiated."""
+
+    def in_a_loss(estimate: Function) -> torch.Tensor:
+        return gradient_of(lambda logits: POLICY @ estimate(logits.log_softmax(0) - REFERENCE.log()))
+
+    def reverse_kl(logits: torch.Tensor) -> torch.Tensor:
+        return (REFERENCE * (REFERENCE.log() - logits.log_softmax(0))).sum()
+
+    exact = {"rtol": 1e-12, "atol": 1e-12}
+    close(in_a_loss(k1), torch.zeros(ARMS), **exact)
+    close(in_a_loss(k2), gradient_of(true_kl), **exact)
+    close(in_a_loss(k3), gradient_of(reverse_kl), **exact)
+    close(expected_gradient(rloo, -k1(POLICY.log() - REFERENCE.log())), -gradient_of(true_kl), **exact)

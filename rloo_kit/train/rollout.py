@@ -11,7 +11,7 @@ from contextlib import chdir, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit import data_checks
-from rloo_kit.errors import ConfigError
+from rloo_kit.errors import ConfigError, RewardError
 from rloo_kit.memory import out_of_memory
 from rloo_kit.policy import generate, thinking
 from rloo_kit.policy.generate import SlicedGenerate
@@ -181,9 +181,14 @@ class RolloutTrainer(ResumableTrainer):
     # --- scores -------------------------------------------------------------------------------------------
 
     def _calculate_rewards(self, inputs: Sequence[Example], *args: object) -> torch.Tensor:
-        """Works around: a reward that is always None is only logged."""
+        """Works around: what a reward model returns is not checked, and a reward that is always None is only logged."""
         with out_of_memory.explain_out_of_memory("rewards", self.memory_plan), undisturbed(self.model):
             scores = super()._calculate_rewards(inputs, *args)
+        for name, reward, column in zip(self.reward_func_names, self.reward_funcs, scores.T, strict=True):
+            if isinstance(reward, torch.nn.Module) and not column.isfinite().all():
+                where = f"{name}, {int((~column.isfinite()).sum())} of {len(column)} completions"
+                todo = "load it in bfloat16 or float32, and look for NaN in its weights"
+                raise RewardError("a reward model's score is not finite", where=where, todo=todo)
         if not self.model.training or scores.isnan().all():  # then the health check speaks
             return scores
         for name, column in zip(self.reward_func_names, scores.T, strict=True):

@@ -99,7 +99,7 @@ CHANGED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("changed", CHANGED, ids=str)
+@pytest.mark.parametrize("changed", CHANGED, ids=list)
 def test_another_reward_or_sampling_has_a_table_of_its_own(changed: dict[str, Any]) -> None:
     tasks.within_reach(ROWS, counting(), right, **HOW)
     (table,) = Path("out/within_reach").iterdir()

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+import trl
 
+from rloo_kit.errors import RewardError
 from rloo_kit.train.rollout import undisturbed
 from tests.conftest import random_rewards
 
@@ -90,3 +92,16 @@ def test_what_a_reward_switches_is_switched_back_also_where_it_fails(act: Callab
         act(model)
         raise KeyError
     assert (model[1].training, torch.is_grad_enabled(), Path.cwd()) == (True, True, before)
+
+
+@pytest.mark.parametrize("score", [torch.nan, torch.inf])
+def test_a_reward_models_score_that_is_not_finite_is_named(
+    score: float, make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL would take NaN for "does not apply"; a function's scores are checked where it is called."""
+    trainer = make_trainer()
+    trainer.reward_funcs, trainer.reward_func_names = [torch.nn.Linear(1, 1)], ["judge"]
+    scores = torch.tensor([[0.5], [score]])
+    monkeypatch.setattr(trl.RLOOTrainer, "_calculate_rewards", lambda *given: scores)
+    with pytest.raises(RewardError, match=r"not finite(.|\n)*judge, 1 of 2 completions"):
+        trainer._calculate_rewards([])
