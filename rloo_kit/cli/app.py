@@ -256,6 +256,5 @@ def _options(version: Annotated[bool, _said] = False) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
     warnings.formatwarning = lambda message, *_, **__: f"warning: {' '.join(str(message).split())}\n"
     app()

@@ -66,7 +66,6 @@ class Config:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """``RLOOConfig``'s arguments."""
         return {name: value for name, value in self.trainer.items() if name != "suggested"}
 
     def args_for(self, policy: Any, task: Any, card: Any = None) -> RLOOConfig:
@@ -231,7 +230,6 @@ def _yaml() -> YAML:
 
 
 def read(file: str | os.PathLike[str]) -> dict[str, Any]:
-    """A file's values."""
     data = parsed(Path(file).read_bytes(), os.fspath(file))
     if not isinstance(data, dict):
         todo = "write 'policy:', 'task:', 'rewards:' and 'trainer:', as configs/tiny.yaml does"
@@ -240,14 +238,12 @@ def read(file: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def written(data: dict[str, Any]) -> str:
-    """Values as YAML."""
     text = io.StringIO()
     _yaml().dump(data, text)
     return text.getvalue()
 
 
 def parsed(text: str | bytes, where: str) -> Any:
-    """A text's value."""
     try:
         return _yaml().load(text)
     except RecursionError:

@@ -32,7 +32,6 @@ KNOWN = {"Policy": Any, "Form": Form, "Reward": Reward, "ThinkTokens": ThinkToke
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """Its signature, with types for their names."""
     return inspect.signature(function, locals=KNOWN, eval_str=True)
 
 
@@ -41,7 +40,6 @@ FACTORIES = {f"rewards.{n}": f for n, f in _functions.items() if signature_of(f)
 
 
 def in_file(name: object) -> bool:
-    """Whether it names a file's function."""
     return re.fullmatch(r".+\.py:\w+", str(name)) is not None
 
 

@@ -31,8 +31,6 @@ from rloo_kit.train.trainer import RLOOTrainer
 
 @dataclass(frozen=True)
 class Run:
-    """What a configuration describes, made."""
-
     config: Config
     args: RLOOConfig
     policy: Policy
@@ -51,14 +49,12 @@ class Run:
         )
 
     def first_prompt(self) -> str:
-        """The first problem as the policy reads it."""
         return str(self.policy.tokenizer.decode(self._tokens([self.task.train[0]["prompt"]])[0]))
 
     def _tokens(self, prompts: Sequence[Any]) -> list[list[int]]:
         return self.policy.tokenize(prompts, **self.args.chat_template_kwargs or {})
 
     def trainer(self) -> RLOOTrainer:
-        """The trainer, not started."""
         held_out = self.task.held_out if self.args.eval_strategy != "no" else None
         return RLOOTrainer(self.policy, list(self.rewards), self.args, self.task.train, held_out)
 
@@ -122,7 +118,6 @@ def check_place(config: Config) -> None:
 
 
 def planned(config: Config, card: str | None = None, prompt_tokens: int | None = None) -> Plan:
-    """The memory and the time of a run, from its policy's shape alone."""
     settled, device = load.settled(config.policy), device_of(card)
     shape: dict[str, Any] = {
         "load_in_4bit": settled.four_bit,

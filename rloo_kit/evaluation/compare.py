@@ -111,7 +111,6 @@ class Comparison:
         return f"<p>{html.escape(self.headline)}</p>{table}"
 
     def _shown(self) -> Iterator[tuple[str, str, str]]:
-        """Question, completion before, completion after."""
         for pair in self.pairs[: self.n]:
             change = "" if pair.change is None else f" ({pair.change:+.3f})"
             before = self._side("before", pair.rewards[0], "", pair.before)
@@ -166,7 +165,6 @@ def _check_settings(before: Evaluation, after: Evaluation) -> None:
 
 
 def _paired(before: Evaluation, after: Evaluation) -> list[Pair]:
-    """Each prompt's completions, first with first."""
     old, new = _numbered(before), _numbered(after)
     if old.keys() != new.keys():
         raise DatasetError(

@@ -191,7 +191,6 @@ def _rewarded(
     samples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """:class:`Evaluation`'s reward, reward_means and rewards."""
     totals: list[float | None] = []
     for values in zip(*scores.values(), strict=True):
         pairs = zip(weights.values(), values, strict=True)

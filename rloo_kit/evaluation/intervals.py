@@ -69,5 +69,4 @@ def means_by_prompt(values: Sequence[float | None], samples: int) -> list[float]
 
 
 def has_no_spread(values: Sequence[float]) -> bool:
-    """Whether all values are equal up to rounding."""
     return math.isclose(min(values), max(values), rel_tol=1e-9, abs_tol=1e-12)

@@ -136,7 +136,6 @@ def vllm_bytes(
 
 
 def vllm_setting(engine: Any, path: str) -> Any:
-    """A setting of the vLLM engine that unsloth has loaded."""
     for name in ("llm_engine", "vllm_config", *path.split(".")):
         engine = getattr(engine, name, None)
     return engine

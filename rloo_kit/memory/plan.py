@@ -240,7 +240,6 @@ class Change:
 
     @classmethod
     def between(cls, knob: str, before: Plan, after: Plan) -> Self:
-        """What leads from one plan to another."""
         old, new = asdict(before.settings), asdict(after.settings)
         changed = {field.name: new[field.name] for field in fields(Configured)}
         changed = {name: value for name, value in changed.items() if value != old[name]}
@@ -314,7 +313,6 @@ def _smaller_groups(planned: Plan) -> Iterator[Plan]:
 
 
 def first(plans: Iterable[Plan], verdict: Verdict) -> Plan | None:
-    """The first with that verdict."""
     return next((planned for planned in plans if planned.fits == verdict), None)
 
 

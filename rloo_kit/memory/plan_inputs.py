@@ -31,8 +31,6 @@ KEPT_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Model:
-    """A policy's tensors."""
-
     checkpoint: Checkpoint
     linear_bytes: int  # of the projections as stored
     rest_bytes: int  # of embedding, lm_head and norms

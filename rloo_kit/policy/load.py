@@ -141,8 +141,6 @@ OF_LORA = ("load_in_4bit", "fast_inference", "lora_rank", "lora_alpha", "target_
 
 @dataclass(frozen=True)
 class Asked:
-    """What ``load_policy`` was asked for."""
-
     name: str | os.PathLike[str] | None  # None takes what suits a first run on the device
     max_seq_length: int
     gradient_checkpointing: bool | str
@@ -154,7 +152,6 @@ class Asked:
 
     @property
     def recomputing(self) -> bool | str:
-        """Unsloth's value of ``gradient_checkpointing``."""
         return "unsloth" if self.gradient_checkpointing == "auto" else self.gradient_checkpointing
 
 

@@ -72,7 +72,6 @@ def remembered(model: object, tokenizer: PreTrainedTokenizerBase) -> Facts:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether the kit wrote a folder, by its card."""
     return f"- {TAG}\n" in _text(folder)
 
 

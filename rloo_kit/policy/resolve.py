@@ -40,8 +40,6 @@ Place = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Source:
-    """What a name stands for."""
-
     path: str  # a folder or a hub id, for unsloth
     checkpoint: Checkpoint | None
     base: str  # folder or hub id of the weights: those below an adapter, else the path

@@ -188,7 +188,6 @@ def apply_settings() -> None:
 
 @contextlib.contextmanager
 def without_variable(name: str) -> Iterator[None]:
-    """While inside, a variable is not set."""
     value = os.environ.pop(name, None)
     try:
         yield

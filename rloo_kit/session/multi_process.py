@@ -28,7 +28,6 @@ def rank() -> int:
 
 
 def is_main() -> bool:
-    """Whether this process is a run's only one, or the first of several."""
     return rank() == 0
 
 

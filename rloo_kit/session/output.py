@@ -41,7 +41,6 @@ def in_notebook() -> bool:
 
 
 def scale_of(size: int) -> tuple[int, str]:
-    """The unit for a size in bytes, and its name: GiB, or MiB below one."""
     return (GIB, "GiB") if size >= GIB else (MIB, "MiB")
 
 
@@ -51,7 +50,6 @@ def shortened(name: str, width: int = 26) -> str:
 
 
 def text_table(rows: Sequence[Sequence[str]], total: bool = False) -> str:
-    """Aligned columns, a rule below the header; with ``total`` another above the last row."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for name, *figures in rows:
@@ -141,7 +139,6 @@ def say(text: object) -> None:
 
 
 def shows_pictures() -> bool:
-    """Whether there is an output that a picture can be put into."""
     return _output is not None
 
 

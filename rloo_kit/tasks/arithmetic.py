@@ -42,7 +42,6 @@ def problem(template: str, *operands: int) -> Problem:
 
 
 def sum_of(a: int, b: int) -> Problem:
-    """The addition of two numbers, in this order."""
     return problem("{} + {}", a, b)
 
 

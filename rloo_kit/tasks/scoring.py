@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def columns_of(row: Mapping[str, Any]) -> list[str]:
-    """The columns that a reward gets."""
     return [name for name in row if name not in UNSEEN]
 
 

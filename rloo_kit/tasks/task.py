@@ -153,7 +153,6 @@ def draw(
 def both_sides(
     problem: Callable[[random.Random], Problem], counts: Sequence[int | None], stream: str, what: str
 ) -> list[list[Problem]]:
-    """Problems to train on, and problems that are held out."""
     sides = zip(counts, (False, True), strict=True)
     return [draw(problem, n, held_out=out, stream=stream, what=what) for n, out in sides]
 

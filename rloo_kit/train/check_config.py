@@ -65,7 +65,6 @@ ADVICE = {
 
 
 def narrowed(types: Mapping[str, Hint]) -> dict[str, Hint]:
-    """Types by name, with the ranges."""
     return dict(types) | {name: hint for hint, names in RANGES.items() for name in names.split()}
 
 

@@ -312,7 +312,6 @@ def replace_text(file: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file or a folder to the disk."""
     if os.name == "nt":
         return  # folders cannot be opened there, nor files that are only read be flushed
     number = os.open(path, os.O_RDONLY)
@@ -339,7 +338,6 @@ def writable(what: str, folder: Path) -> Iterator[None]:
 
 
 def make_folder(output_dir: str | os.PathLike[str]) -> None:
-    """Make a run's folder, or raise a RunFolderError."""
     with writable("the run's folder", Path(output_dir)):
         Path(output_dir).mkdir(parents=True, exist_ok=True)
 

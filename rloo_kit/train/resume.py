@@ -275,7 +275,6 @@ class ByEpoch(Sampler[int]):
         self.sampler, self.epoch = sampler, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by accelerate at the start of each epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:

@@ -80,7 +80,6 @@ class Recipe:
             self.cannot.append([name, what, "write this section by hand"])
 
     def as_json(self) -> str:
-        """The text of ``_run.json``."""
         functions = "\n\n\n".join([HEAD, *self.functions.values()]) + "\n" if self.functions else ""
         parts = {"config": self.config, "cannot": self.cannot, "notes": self.notes, "functions": functions}
         return json.dumps(parts, indent=1)
@@ -137,7 +136,6 @@ class Recipe:
 
 
 def recipe_of(given: Mapping[str, Any], args: trl.RLOOConfig, resumed: bool) -> Recipe:
-    """The run of a trainer that was given these arguments."""
     origin, held_out = origin_of(given["train_dataset"]), origin_of(given.get("eval_dataset"))
     recipe = Recipe(None if origin is None else origin.correct)
     recipe.section("policy", recipe.policy, given["model"], resumed)
@@ -183,7 +181,6 @@ def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
 
 
 def card(trainer: trl.RLOOTrainer) -> str:
-    """The card of what a trainer saves."""
     form = "LoRA adapter" if hasattr(trainer.model, "peft_config") else "checkpoint, all weights trained"
     base = checkpoint_of_model(trainer.model, trainer.processing_class)
     results = getattr(trainer.model, "measured", None)  # by the command line, before training

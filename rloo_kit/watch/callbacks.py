@@ -96,7 +96,6 @@ EVALUATION = {
 
 
 def header(max_steps: int = 0) -> str:
-    """The line of column names, for a run of that many steps."""
     labels = "".join(f"{label:>{width}}" for label, _, width, _ in COLUMNS)
     return f"{'step':>{_step_width(max_steps)}}{labels}{'left':>8}"
 

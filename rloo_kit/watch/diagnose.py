@@ -32,7 +32,6 @@ FIGURES = (
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, with hours where there are any."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

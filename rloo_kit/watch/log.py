@@ -62,7 +62,6 @@ def rounds(history: Iterable[Entry]) -> list[Entry]:
 
 
 def term(name: str) -> str:
-    """The metric of a reward function's mean."""
     return f"rewards/{name}/mean"
 
 
@@ -216,7 +215,6 @@ class Log:
         return max(len(self), self.completions * self.known.groups // self.known.completions)
 
     def values(self, metric: str) -> Figures:
-        """A metric's finite values."""
         figures = column(self.entries, metric)
         return figures[~np.isnan(figures)]
 

@@ -106,7 +106,6 @@ def plot(source: Source, path: str | os.PathLike[str] | None = None) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 

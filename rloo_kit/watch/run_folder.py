@@ -38,8 +38,6 @@ the folder of a run or of a checkpoint."""
 
 
 class Run(NamedTuple):
-    """A run that was read."""
-
     history: Sequence[Entry]  # evaluations too
     log: Log  # its training steps, with what is known of them
     folder: Path | None
