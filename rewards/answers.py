@@ -22,6 +22,7 @@ from rewards.trl_interface import Judges, Reward, Scores, as_score, column_in
 
 Form = Literal["auto", "boxed", "####", "<answer>", "whole", "prose"]
 FORMS: tuple[str, ...] = get_args(Form)
+"""Where ``answer_reward`` looks for an answer."""
 
 _INSTRUCTIONS = {
     "boxed": r"Please reason step by step, and put your final answer within \boxed{}.",

@@ -1,4 +1,4 @@
-"""How a reward, a task or a policy was made: the function's name and its arguments, for ``rloo-kit export``."""
+"""Record how a reward, a task or a policy was made: the function's name and its arguments, for ``rloo-kit export``."""
 
 from __future__ import annotations
 

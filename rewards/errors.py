@@ -25,7 +25,7 @@ def check_choice(value: object, choices: Iterable[str], argument: str, where: st
 
 
 class RewardValueError(ValueError):
-    """A reward function returned, or would return, a value that a policy must not be trained on.
+    """A reward function returned a value that a policy must not be trained on.
 
     ``what`` is wrong, ``todo`` an instruction; ``sample`` the completion's index in the batch, None if the whole
     return value is wrong.

@@ -78,7 +78,7 @@ class _OfText:
 
 @recorded()
 def length_reward(words: tuple[int, int] = (10, 50)) -> Reward:
-    """The starter rule of many tutorials: half for ``low <= words <= high``, half for a full stop at the end.
+    """Half for ``low <= words <= high``, half for a full stop at the end, as in many tutorials.
 
     >>> length_reward((2, 4))(completions=["It is 42.", "It is", "x"])
     [1.0, 0.5, 0.0]

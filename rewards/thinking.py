@@ -205,7 +205,7 @@ class _OfThought:
 def thinking_reward(
     tokens: ThinkTokens = QWEN3, *, bands: Bands = ((0, 0.3), (10, 0.7), (30, 1.0))
 ) -> Reward:
-    """The rule for the length of a thought that Qwen3 notebooks copy from each other, with its numbers.
+    """A reward for the length of a thought, as in many Qwen3 notebooks, with their numbers.
 
     -1 where the thought is never closed, else its band's score, and from the second band on 0.1 more for a "?" in it.
     For comparison: it pays its maximum for filler without an answer; ``thought_then_answer`` does not.  ``bands``:

@@ -1,4 +1,4 @@
-"""What TRL asks of a reward: to take its keywords, and to return one finite number or None per completion.
+"""Check a reward against TRL's interface: to take its keywords, and to return one finite number or None per completion.
 
 ``check_signature`` asks before any call, ``guarded`` at each one; rloo_kit's trainer guards every reward function.
 """
@@ -133,7 +133,7 @@ def check_callable(reward: Reward) -> None:
 
 
 def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> None:
-    """Raise, before any call, if a reward cannot take the keywords that TRL passes.
+    """Raise if a reward cannot take the keywords that TRL passes, before any call.
 
     TRL calls ``reward(prompts=..., completions=..., completion_ids=..., trainer_state=..., log_extra=...,
     log_metric=..., **columns)``.

@@ -1,4 +1,4 @@
-"""What the kit knows of models: shapes, special tokens, chat templates, and how to sample and ask them.
+"""The catalogue of models: shapes, special tokens, chat templates, and how to sample and ask them.
 
 Shapes are those of the checkpoints' config.json.  Token ids are owned by :mod:`rewards`.
 """
@@ -39,7 +39,7 @@ def nf4_bytes(weights: int) -> int:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint: where it is, what shape it has, and how it thinks."""
+    """A checkpoint's repository, its shape, and how it thinks."""
 
     name: str  # as load_policy takes it; outside the catalogue a hub id or a folder's name
     repository: str  # hub id without the quantisation suffix, or a local folder

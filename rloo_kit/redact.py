@@ -1,4 +1,4 @@
-"""Values that are never shown: those that a .env file gave this process, and what looks like a secret.
+"""Keep secrets out of output: values that a .env file gave this process, and what looks like a secret.
 
 Errors, the screen of ``prepare()``, a config's text and a run's record go through :func:`without_hidden`.
 """

@@ -1,4 +1,4 @@
-"""The command ``rloo-kit``: its verbs, each of which calls what a notebook would call, and prints.
+"""The command ``rloo-kit`` and its verbs, each of which calls what a notebook would call, and prints.
 
 A verb imports what is heavy when it is called, so that ``--help`` is quick.  Errors are said without a traceback; a bug
 of the kit's keeps it.

@@ -1,4 +1,4 @@
-"""From a configuration to what a notebook has in its variables: policy, task, rewards, trainer."""
+"""Build a run from a configuration: policy, task, rewards, trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training changed: completions of the same prompts before and after, with the change's own interval.
+"""Compare two evaluations: completions of the same prompts before and after, with the change's own interval.
 
 Two evaluations that were not measured alike are refused: their difference would be that of the settings.
 """
@@ -52,7 +52,7 @@ def _difference(before: float | None, after: float | None) -> float | None:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Completions in pairs, largest change of reward first; ``print`` it, or make it a cell's last value.
+    """Pairs of completions, largest change of reward first; ``print`` it, or make it a cell's last value.
 
     Attributes:
         pairs: by the size of their change of reward, then those whose tokens changed; ``n`` are shown.

@@ -1,4 +1,4 @@
-"""How good a policy is: accuracy and mean reward on a dataset, each with a 95 % interval.
+"""Evaluate a policy: accuracy and mean reward on a dataset, each with a 95 % interval.
 
 It calls reward functions as TRL does, and does not decide what is right: a reward does, by the rule of training.
 """

@@ -1,4 +1,4 @@
-"""How much memory a run may take on a GPU that is named, or on this machine; what vLLM takes of it; its speed."""
+"""Usable memory and speed of a named GPU, or of this machine; what vLLM takes of it."""
 
 from __future__ import annotations
 

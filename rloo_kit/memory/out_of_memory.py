@@ -1,4 +1,4 @@
-"""When memory is short: a warning before the first step, and an error that names phase and remedy."""
+"""Out of memory: a warning before the first step, and an error that names the phase and what to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run will fit into memory, what to change where it will not, and how long it may take.  No torch."""
+"""The memory plan: whether a run fits, what to change where it does not, and how long it may take.  No torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def largest_slice(rows: int, at_most: int) -> int:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """Bytes of a run before it begins, on a device; what would make it fit; and how long it may take.
+    """The memory plan of a run on a device; what would make it fit; and how long it may take.
 
     Attributes:
         phases: phase -> part -> bytes.

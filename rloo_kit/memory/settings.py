@@ -1,4 +1,4 @@
-"""What of a run's configuration decides about memory, time and forward passes, with the defaults of these fields.
+"""Settings that memory, time and forward passes depend on, with their defaults.
 
 The trainer runs the passes that the plan counts.  No torch.
 """

@@ -1,4 +1,4 @@
-"""What a policy's name stands for: an entry of the catalogue, a folder, or a repository of the hub.
+"""Find a policy by its name: an entry of the catalogue, a folder, or a repository of the hub.
 
 It loads no weights.  Here is also all that is checked of a saved adapter.
 """

@@ -1,4 +1,4 @@
-"""``load_policy(thinking=...)``: written into the chat template, which every prompt passes and every save keeps.
+"""Thinking on, off or limited: ``load_policy(thinking=...)`` is written into the chat template, which a save keeps.
 
 False renders prompts with the thought closed.  A number N is a budget: a thought with N tokens that is still open is
 closed, as in s1's budget forcing (Muennighoff et al. 2025, arXiv 2501.19393) and Qwen3's thinking budget (arXiv

@@ -1,4 +1,4 @@
-"""What a model needs beside its weights: a pad token, every eos id, and no dropout."""
+"""Complete a model and its tokenizer: a pad token, every eos id, and no dropout."""
 
 from __future__ import annotations
 

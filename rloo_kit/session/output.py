@@ -1,4 +1,4 @@
-"""What is shown: tables and figures, the one output of a cell that trains, warnings, and lines that are dropped.
+"""Output in a notebook or a terminal: tables and figures, the output of a cell that trains, warnings, dropped lines.
 
 It loads IPython in a notebook only, and matplotlib for a figure only.
 """

@@ -36,7 +36,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Environment:
-    """What the process runs on; ``print`` shows it in a few lines.
+    """Device, memory and versions of this process; ``print`` shows them in a few lines.
 
     Attributes:
         total_bytes, free_bytes: the device's memory (the machine's, on a CPU).
@@ -84,7 +84,7 @@ class Environment:
 def prepare(
     dotenv: str | os.PathLike[str] | None = ".env", offline: bool | None = None, seed: int = 0
 ) -> Environment:
-    """Load .env, set what is read at import, import unsloth, seed, and print the result.
+    """Prepare a notebook: load .env, set variables, import unsloth, seed, and print the device and versions.
 
     Call it in the first cell, after ``import rloo_kit``.  Calling it again is harmless: nothing is undone,
     and variables that came too late to take effect are named in ``warnings``.

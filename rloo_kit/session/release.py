@@ -1,4 +1,4 @@
-"""Give memory back between two runs: `release()` drops references to models and names who still holds one.
+"""Free memory between two runs: `release()` drops references to models and names who still holds one.
 
 For notebooks, where the GPU stays full after ``del trainer``.  It saves no weights, and leaves users' containers alone.
 torch and IPython are used where they are loaded and never loaded here.
@@ -52,7 +52,7 @@ def _mib(count: int) -> str:
 
 
 def release(*holders: object, namespace: dict[str, Any] | None = None) -> Released:
-    """Drop what keeps the model in memory, and report what is still held and by whom.
+    """Free the model's memory, and report what is still held and by whom.
 
     Names in the notebook go that refer to ``holders`` or to their models; without holders, all of models, optimizers,
     schedules, and what wraps one (a trainer, a policy).  So do IPython's Out history, the last traceback, and the

@@ -1,4 +1,4 @@
-"""Which releases of the stack the kit runs on: the ranges of pyproject.toml, and the versions that the tests ran on.
+"""Supported releases of the stack: the ranges of pyproject.toml, and the versions that the tests ran on.
 
 The ranges are read from the installed kit's metadata; a kit that only lies on the path checks nothing.
 """

@@ -1,4 +1,4 @@
-"""Types and ranges of a run's settings, and which of them do not go together.
+"""Check a run's settings: types, ranges, and which of them do not go together.
 
 A range refuses what cannot train, not what trains badly, of which :mod:`rloo_kit.watch` speaks; what transformers and
 TRL refuse clearly, before a step, is left to them.

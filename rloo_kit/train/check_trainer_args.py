@@ -1,4 +1,4 @@
-"""What ``RLOOTrainer`` is given, checked and completed before TRL sees it.
+"""Check the arguments of ``RLOOTrainer``, and complete them before TRL sees them.
 
 Old names, a :class:`~rloo_kit.Policy` in place of model and tokenizer, guarded rewards, and launches that would go on
 in silence with something else.  Datasets and rewards are checked by :mod:`rloo_kit.data_checks`.

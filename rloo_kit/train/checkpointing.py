@@ -1,4 +1,4 @@
-"""Checkpoints: whole ones of finite weights, each of the end of a step.
+"""Checkpoints: complete ones with finite weights, each of the end of a step.
 
 transformers writes the files; here they are written aside, sealed with a manifest that names every file with its size
 and a digest, and moved into place.  The manifest is written last, so a checkpoint that was cut off has none.  Nothing

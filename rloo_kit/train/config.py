@@ -61,8 +61,8 @@ class RLOOConfig(Base):
             gradient is that of each token's KL divergence.
         loss_aggregation: "seq-mean-token-sum" (TRL's RLOO, with one ratio per completion), and with a ratio
             per token "seq-mean-token-mean" (GRPO), "token-mean" (DAPO) and "seq-mean-token-sum-norm" (Dr. GRPO).
-        importance_sampling_level: what has a ratio of its own: None is the aggregation's, "token" GRPO's, and
-            "sequence" GSPO's, a completion's ratio normalised by its length.
+        importance_sampling_level: a ratio for each "token" (GRPO), or for each "sequence", normalised by its length
+            (GSPO). None: what the aggregation takes.
         use_bias_correction_kl: multiply a KL term in the loss by the ratio, as TRL's GRPO does: the expected
             gradient of k3 is then that of each token's KL(policy || reference).
 
@@ -78,10 +78,10 @@ class RLOOConfig(Base):
             many as the memory plan says fit.  Where memory runs out all the same it is halved for the rest of the run.
 
     Added, to see and to be safe:
-        progress: a line a step.  False says only what goes wrong, and draws nothing.
+        progress: print a line per step.  False prints only what goes wrong, and draws nothing.
         live_plot: in a notebook, draw the run above its lines while it trains.
         metric_for_best_model: "eval_reward" where the best checkpoint is asked for, since the loss reads about 0.
-        on_unhealthy: "warn" says what is wrong and the setting to change (:mod:`rloo_kit.watch`), "stop" also saves a
+        on_unhealthy: "warn" prints what is wrong and the setting to change (:mod:`rloo_kit.watch`), "stop" also saves a
             checkpoint and ends the training; a function gets the ``Finding`` instead.
         reward_limit: largest magnitude a reward may have before it is taken for a mistake.
 
@@ -90,11 +90,11 @@ class RLOOConfig(Base):
         per_device_train_batch_size: Completions in one forward and backward pass. Lower it first when memory is short.
         gradient_accumulation_steps: Passes in one update. Batch x accumulation is a multiple of K.
         steps_per_generation: Passes between two rounds of sampling; None takes ``gradient_accumulation_steps``.
-        max_completion_length: Longest completion in tokens. What is cut cannot be right.
-        learning_rate: Of AdamW on the LoRA. The first setting to lower when a run goes wrong.
+        max_completion_length: Longest completion in tokens. A truncated completion cannot be right.
+        learning_rate: AdamW's, on the LoRA. The first setting to lower when a run goes wrong.
         beta: Weight of the KL term that holds the policy near the reference; 0 switches it off, and saves a pass.
-        temperature: Of sampling. Below 1, a prompt's completions become alike and teach less; a small model says noise
-            at 1, and ``policy.checkpoint.temperature`` has what suits it.
+        temperature: Sampling temperature. Below 1, a prompt's completions become alike and teach less;
+            a small model writes noise at 1. ``policy.checkpoint.temperature`` is the checkpoint's.
         max_steps: Updates in the run; -1 trains ``num_train_epochs`` epochs instead.
         output_dir: Log, checkpoints and picture of the run.
 

@@ -1,4 +1,4 @@
-"""A run twice, stopped anywhere, and resumed; what a run writes is :mod:`.checkpointing`'s."""
+"""Stop a run, resume it, or call ``train()`` again; what a run writes is :mod:`.checkpointing`'s."""
 
 from __future__ import annotations
 

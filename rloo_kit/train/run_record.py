@@ -1,4 +1,4 @@
-"""What a run was started with, for ``rloo-kit export`` (``_run.json``) and for its model card.
+"""Record what a run was started with, for ``rloo-kit export`` (``_run.json``) and for its model card.
 
 What cannot be described stops no run, and what looks like a secret is left out, with a word.
 """

@@ -1,4 +1,4 @@
-"""What is said and shown of a run while it trains: a line per step, a picture, and symptoms.
+"""Output while a run trains: a line per step, a picture, and symptoms.
 
 Each speaks on the main process, and changes no setting.
 """
@@ -27,7 +27,7 @@ OnUnhealthy = str | Callable[[Finding], object]
 
 
 class HealthCallback(TrainerCallback):
-    """Prints in one line what is wrong, once per episode, and nothing while all is well.
+    """Prints a line for each symptom, once per episode, and nothing while all is well.
 
     Works in any trainer that logs as TRL's ``RLOOTrainer`` does; in the kit's it is on by default.
 

@@ -1,4 +1,4 @@
-"""What was wrong with a run, read off its log afterwards: of the kit's runs, and of plain TRL's and unsloth's.
+"""Diagnose a run from its log afterwards: of the kit's runs, and of plain TRL's and unsloth's.
 
 Of every run, sick or not, a report has what was sampled for nothing and how wide chance is.
 """
@@ -85,7 +85,7 @@ class Diagnosis:
 def diagnose(
     trainer_or_log: Source, judges: Mapping[str, Judges] | None = None, held_out: int | None = None
 ) -> Diagnosis:
-    """What was wrong with a run, or that nothing was, with figures; where nothing was learned, how small a gain could
+    """Find the symptoms of a run, with figures; where nothing was learned, how small a gain could
     have been seen.
 
     Args:

@@ -1,4 +1,4 @@
-"""A run's log as figures that can be compared: means over windows of steps, spreads, and their standard errors.
+"""Statistics of a run's log: means over windows of steps, spreads, and their standard errors.
 
 A log is ``state.log_history`` of a TRL trainer, the kit's and unsloth's included; :class:`Known` has what it does not
 say.  Nothing is judged here.

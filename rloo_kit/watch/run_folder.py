@@ -1,4 +1,4 @@
-"""Read a run: its log, its settings and its folder, of the kit's, of plain TRL or of unsloth.
+"""Read a run from a trainer or a folder: its log, its settings and its files, of the kit's, of plain TRL or of unsloth.
 
 From a trainer, its log history, a file, or a folder of checkpoints.  Nothing here writes, moves or deletes.
 """

@@ -1,4 +1,4 @@
-"""What is looked for in a run: a rule for each symptom of symptoms.toml, which has thresholds, causes and advice.
+"""The rules that find symptoms: one for each symptom of symptoms.toml, which has thresholds, causes and advice.
 
 A rule compares windows of steps, never two steps, and a difference counts against its standard error; how often chance
 alone passes: benchmarks/results/health_alarms.md.  No rule reads the loss, about 0 in every on-policy run of RLOO.
