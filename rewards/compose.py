@@ -8,8 +8,8 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rewards.call_records import recorded
 from rewards.errors import invalid
+from rewards.provenance import recorded
 from rewards.trl_interface import (
     TRL_KEYWORDS,
     Reward,

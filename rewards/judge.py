@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
-from rewards.call_records import recorded
 from rewards.compose import log_mean
 from rewards.errors import RewardValueError, check_choice, invalid, shown
+from rewards.provenance import recorded
 from rewards.text import completion_text, prompt_text
 from rewards.thinking import CLOSE, QWEN3, ThinkTokens, split_text, split_thinking
 from rewards.trl_interface import Aim, Reward, Scores, is_async

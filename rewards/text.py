@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.call_records import recorded
 from rewards.errors import invalid, shown
+from rewards.provenance import recorded
 from rewards.trl_interface import Judges, Reward
 
 

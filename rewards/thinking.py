@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rewards.call_records import recorded
 from rewards.compose import gated
 from rewards.errors import invalid
+from rewards.provenance import recorded
 from rewards.text import completion_text, prompt_text
 from rewards.trl_interface import Judges, Reward, reward_name
 

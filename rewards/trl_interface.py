@@ -20,7 +20,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from rewards.call_records import recorded
 from rewards.errors import (
     RewardCallError,
     RewardSignatureError,
@@ -29,6 +28,7 @@ from rewards.errors import (
     shortened,
     shown,
 )
+from rewards.provenance import recorded
 
 if TYPE_CHECKING:
     import asyncio

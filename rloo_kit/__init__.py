@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rloo_kit import tasks
     from rloo_kit.evaluation.compare import Comparison, compare
     from rloo_kit.evaluation.evaluate import Evaluation, evaluate
-    from rloo_kit.memory.cards import fit
+    from rloo_kit.memory.fit import fit
     from rloo_kit.memory.plan import Plan, plan
     from rloo_kit.models import CATALOGUE, Checkpoint
     from rloo_kit.policy.load import load_policy
@@ -37,7 +37,7 @@ _NAMES_IN = {
     "models": ("CATALOGUE", "Checkpoint"),
     "evaluation.compare": ("Comparison", "compare"),
     "evaluation.evaluate": ("Evaluation", "evaluate"),
-    "memory.cards": ("fit",),
+    "memory.fit": ("fit",),
     "memory.plan": ("Plan", "plan"),
     "policy.load": ("load_policy",),
     "policy.policy": ("Completion", "Policy"),
@@ -59,8 +59,8 @@ __all__ += ["shutdown_kernel", "tasks"]
 
 
 def __getattr__(name: str) -> Any:
-    rooms = {"tasks": ("tasks",), **_NAMES_IN}
-    home = next((room for room, names in rooms.items() if name in names), None)
+    modules = {"tasks": ("tasks",), **_NAMES_IN}
+    home = next((module for module, names in modules.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'rloo_kit' has no attribute {name!r}")
     module = importlib.import_module(f"rloo_kit.{home}")

@@ -22,7 +22,7 @@ from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardErro
 from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt, wilson
 from rloo_kit.policy.policy import Completion, Policy, Prompt, check_sampling
 from rloo_kit.session import output
-from rloo_kit.tasks import scoring
+from rloo_kit.tasks import reward_calls
 
 Row = Mapping[str, Any]
 
@@ -172,7 +172,9 @@ def evaluate(
         figures |= {"room": room, **{f"{name}_with_room": figure for name, figure in with_room.items()}}
     names = data_checks.distinct([rewards.guarded(func).__name__ for func in funcs])
     weights = dict(zip(names, map(float, reward_weights or [1] * len(funcs)), strict=True))
-    scores = {name: scoring.score(func, rows, completions) for name, func in zip(names, funcs, strict=True)}
+    scores = {
+        name: reward_calls.score(func, rows, completions) for name, func in zip(names, funcs, strict=True)
+    }
     return Evaluation(
         **figures,
         **_rewarded(scores, weights, len(rows), samples, seed),
@@ -208,7 +210,7 @@ def _graded(
     correct: Reward | None, rows: Sequence[Row], completions: Sequence[Completion], samples: int, seed: int
 ) -> dict[str, Any]:
     """:class:`Evaluation`'s accuracy, truncated and correct, at the length limit or with room."""
-    right = [None] * len(rows) if correct is None else scoring.solved(correct, rows, completions)
+    right = [None] * len(rows) if correct is None else reward_calls.solved(correct, rows, completions)
     shares = means_by_prompt(right, samples)
     by_wilson = samples == 1 and shares
     return {
@@ -295,7 +297,7 @@ def _check(rows: Sequence[Row], called: Sequence[Any], policy: Policy) -> None:
                 where="evaluate(reward_funcs=...)",
                 todo=f"reward = rewards.reward_model({model}), and give it to both",
             )
-        rewards.check_signature(func, scoring.columns_of(rows[0]))
+        rewards.check_signature(func, reward_calls.columns_of(rows[0]))
 
 
 def _quarters(completions: int) -> Callable[[int], None]:

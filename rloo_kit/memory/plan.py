@@ -12,7 +12,7 @@ from rloo_kit.memory import duration, plan_inputs
 from rloo_kit.memory.formulas import ESTIMATED, LAYER, PARTS, Parts, Step
 from rloo_kit.memory.hardware import Device, device_of, speed_of, vllm_bytes, where_computed
 from rloo_kit.memory.plan_inputs import Model, model_of
-from rloo_kit.memory.settings import Configured, Settings, settings_of
+from rloo_kit.memory.plan_settings import Configured, Settings, settings_of
 from rloo_kit.models import CATALOGUE, FOR_CPU, PROJECTIONS
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import GIB, scale_of, text_table
@@ -29,7 +29,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # best first
 
 
 def largest_slice(rows: int, at_most: int) -> int:
-    """Rows of the largest slice, where as few slices of ``at_most`` rows as do are as even as may be.
+    """The size of the largest slice where rows are cut as evenly as possible into the fewest slices of ``at_most``.
 
     >>> largest_slice(8, 5)  # 4 and 4, as many rounds as 5 and 3
     4
@@ -119,8 +119,10 @@ class Plan:
         Until some change suffices, each is combined with those before it at their smallest; after that, only changes
         that suffice alone are listed.
         """
+        if self.fits == "fits":
+            return ()
         least, changes = self, list[Change]()
-        for knob, smaller in knobs(self).items() if self.fits != "fits" else ():
+        for knob, smaller in knobs(self).items():
             tried = [*smaller, *(() if changes else knobs(least)[knob])]
             fitting = first(tried, "fits") or (first(tried, "tight") if self.fits != "tight" else None)
             changes += [Change.between(knob, self, fitting)] if fitting else []

@@ -161,7 +161,7 @@ def _first_above(cumulated: torch.Tensor, value: torch.Tensor) -> tuple[torch.Te
 
 
 def packed(rows: Iterable[int], lengths: Sequence[int], at_once: int) -> list[list[int]]:
-    """Rows, by their indices, in as few slices as do, as even as may be, rows of near lengths together.
+    """Row indices cut as evenly as possible into the fewest slices, rows of similar length together.
 
     The longest come first, so that memory that is short shows early.  A single slice keeps its order.
 

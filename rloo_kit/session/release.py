@@ -54,9 +54,9 @@ def _mib(count: int) -> str:
 def release(*holders: object, namespace: dict[str, Any] | None = None) -> Released:
     """Free the model's memory, and report what is still held and by whom.
 
-    Names in the notebook go that refer to ``holders`` or to their models; without holders, all of models, optimizers,
-    schedules, and what wraps one (a trainer, a policy).  So do IPython's Out history, the last traceback, and the
-    references inside a trainer, which cannot be used after that; its ``state.log_history`` stays.
+    Deletes the notebook's names for ``holders`` and their models; without holders, every name of a model, an optimizer,
+    a schedule, or of what wraps one (a trainer, a policy).  It also clears IPython's Out history, the last traceback,
+    and the references inside a trainer, which cannot be used after that; its ``state.log_history`` stays.
 
     Args:
         holders: objects to let go of; none means every model that the namespace names.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.session import output
-from rloo_kit.tasks.scoring import solved
+from rloo_kit.tasks.reward_calls import solved
 from rloo_kit.tasks.task import Problem, Task, asked_for, both_sides, draw, made, task_of
 
 if TYPE_CHECKING:

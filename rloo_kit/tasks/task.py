@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from rewards.answers import answer_reward, instruction
-from rewards.call_records import Call, recorded
+from rewards.provenance import Call, recorded
 from rewards.thinking import QWEN3
 from rloo_kit.errors import DatasetError
 from rloo_kit.tasks.within_reach import within_reach
@@ -27,7 +27,7 @@ EXHAUSTED = 50_000  # draws in a row without a new problem: more than enough for
 N_TRAIN, N_HELD_OUT = 1000, 200  # where no number is asked for
 
 FILES = ("path", "held_out", "folder")
-"""Arguments of this room's functions that may name a file or a folder."""
+"""Arguments of this package's functions that may name a file or a folder."""
 
 Message = dict[str, str]
 Row = dict[str, Any]
@@ -88,7 +88,7 @@ def _remember(task: Task, call: Call) -> None:
 
 
 made = recorded(without=("policy",), files=FILES, also=_remember)
-"""For every function of this room that makes a task."""
+"""For every function of this package that makes a task."""
 
 
 @dataclass(frozen=True)

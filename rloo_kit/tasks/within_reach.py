@@ -15,13 +15,13 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rewards.call_records import made_by
+from rewards.provenance import made_by
 from rewards.trl_interface import check_signature, reward_name
 from rloo_kit import argument_types
 from rloo_kit.argument_types import Count, Seed, Share
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.session import multi_process, output
-from rloo_kit.tasks.scoring import columns_of, solved
+from rloo_kit.tasks.reward_calls import columns_of, solved
 
 if TYPE_CHECKING:
     from datasets import Dataset

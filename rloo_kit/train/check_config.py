@@ -17,7 +17,7 @@ from rewards.errors import RewardValueError
 from rloo_kit import advantages, argument_types
 from rloo_kit.argument_types import INFINITE, Count, Hint
 from rloo_kit.errors import ConfigError, RLOOKitError
-from rloo_kit.memory.settings import IDLE
+from rloo_kit.memory.plan_settings import IDLE
 
 if TYPE_CHECKING:
     import trl

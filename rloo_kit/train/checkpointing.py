@@ -31,8 +31,8 @@ from rloo_kit.memory import out_of_memory
 from rloo_kit.policy import model_card
 from rloo_kit.policy.save import check_finite
 from rloo_kit.train import run_record
-from rloo_kit.train.gradients import check_gradients
-from rloo_kit.train.signals import Stops
+from rloo_kit.train.finite_gradients import check_gradients
+from rloo_kit.train.stop_signals import Stops
 from rloo_kit.watch.run_folder import MANIFEST, NAME, STATE, UNREADABLE, checkpoints, saved_step, step_of
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rloo_kit import advantages
 from rloo_kit.argument_types import Hint
-from rloo_kit.memory.settings import PLAIN, Configured
+from rloo_kit.memory.plan_settings import PLAIN, Configured
 from rloo_kit.redact import without_secrets
 from rloo_kit.session import multi_process, output
 from rloo_kit.session.import_order import import_unsloth, without_variable
-from rloo_kit.train import check_config, renamed_args
+from rloo_kit.train import check_config, other_recipes
 from rloo_kit.train.check_config import HANDLERS
 
 import_unsloth()
@@ -148,7 +148,7 @@ class RLOOConfig(Base):
 
     def _settle(self, output_dir: str | None = None, **kwargs: Any) -> None:
         kwargs |= {} if output_dir is None else {"output_dir": output_dir}
-        given = renamed_args.todays(kwargs, known_names(type(self)), "RLOOConfig")
+        given = other_recipes.todays(kwargs, known_names(type(self)), "RLOOConfig")
         _keep_functions(given)
         fields = dataclasses.fields(type(self))
         defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
@@ -191,7 +191,7 @@ class RLOOConfig(Base):
         Raises:
             ArgumentError: a setting that only GRPO's trainer has.
         """
-        return cls(**renamed_args.of_grpo(config, changes, known_names(cls)))
+        return cls(**other_recipes.of_grpo(config, changes, known_names(cls)))
 
     @classmethod
     def suggested(
@@ -213,7 +213,7 @@ class RLOOConfig(Base):
         from rloo_kit.train.suggested import suggest
 
         given = {"output_dir": output_dir} | {name: v for name, v in given.items() if v is not None}
-        rows = suggest(policy, task, card, renamed_args.todays(given, known_names(cls), "RLOOConfig"))
+        rows = suggest(policy, task, card, other_recipes.todays(given, known_names(cls), "RLOOConfig"))
         config = cls(**{row.setting: row.value for row in rows})
         config.reasons = tuple(rows)
         output.say("\n".join(map(str, rows)))

@@ -1,4 +1,4 @@
-"""Stop a run, resume it, or call ``train()`` again; what a run writes is :mod:`.checkpointing`'s."""
+"""Call ``train()`` again, stop it anywhere, and resume it; :mod:`.checkpointing` writes the checkpoints."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from transformers import TrainerState  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
 
 from rloo_kit.train import checkpointing, run_record  # noqa: E402
-from rloo_kit.train.gradients import reset_loss_scale  # noqa: E402
-from rloo_kit.train.signals import Interrupted, Terminated  # noqa: E402
+from rloo_kit.train.finite_gradients import reset_loss_scale  # noqa: E402
+from rloo_kit.train.stop_signals import Interrupted, Terminated  # noqa: E402
 
 if TYPE_CHECKING:
     import trl

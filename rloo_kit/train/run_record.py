@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset
 from pydantic_core import to_jsonable_python
 
-from rewards.call_records import Call, made_by
+from rewards.provenance import Call, made_by
 from rloo_kit.advantages import BUILT_IN
 from rloo_kit.errors import ConfigError
 from rloo_kit.policy import model_card
@@ -124,7 +124,7 @@ class Recipe:
         return self.function(value) if callable(value) else to_jsonable_python(value)
 
     def function(self, function: Any) -> str:
-        """The file of the user's that has a function, or that of a notebook's functions, which takes it in."""
+        """FILE:NAME of a function in the user's file; a notebook's is copied into a file of such functions."""
         name, module = getattr(function, "__name__", type(function).__name__), inspect.getmodule(function)
         file, there = getattr(module, "__file__", None), getattr(module, name, None) is function
         if module and file and there and module.__name__ != "__main__":

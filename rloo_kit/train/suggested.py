@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from rloo_kit import data_checks
 from rloo_kit.errors import ConfigError
-from rloo_kit.memory.cards import FIT_COMPLETION_TOKENS
+from rloo_kit.memory.fit import FIT_COMPLETION_TOKENS
 from rloo_kit.memory.plan import Plan, batch_sizes, first, plan
-from rloo_kit.memory.settings import Configured
+from rloo_kit.memory.plan_settings import Configured
 from rloo_kit.policy.policy import Policy
 
 if TYPE_CHECKING:

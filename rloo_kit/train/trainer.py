@@ -2,7 +2,8 @@
 
 A subclass of whatever ``trl.RLOOTrainer`` is after unsloth's import: TRL's own class on a CPU, unsloth's generated one
 on a GPU.  The method is Ahmadian et al. 2024 (arXiv 2402.14740): the advantage of a completion is its reward minus the
-mean reward of the other K - 1 of its prompt.
+mean reward of the other K - 1 of its prompt.  ``train()`` and what is resumed are in :mod:`.resume`, sampling and
+scoring in :mod:`.rollout`, and checkpoints in :mod:`.checkpointing`, each a class that this one extends.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class RLOOTrainer(RolloutTrainer):
             super().__init__(**given)
         check_trainer_args.check_launch(self.accelerator, self.args, self.train_dataset)
         as_at_the_start(self.ref_model, self.model)
-        _ = self.folder  # as seen from here
+        _ = self.folder  # settled here: a reward may change the working directory later
         if self.beta == 0 or reference_is_base(self.model):
             drop_reference(self.model)  # TRL then takes the base, with the adapter switched off
         self._max_seq_length = getattr(self.model, "max_seq_length", None)  # unsloth's models have one

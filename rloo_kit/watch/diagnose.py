@@ -169,7 +169,7 @@ def _power(log: Log, held_out: int | None) -> Iterator[str]:
 
 
 def smallest_gain(problems: int, accuracy: float = 0.5, alike: float = 0.0) -> float:
-    """Of the accuracy on as many problems, each answered once before training and once after.
+    """The smallest gain in accuracy that so many problems show, each answered once before training and once after.
 
     McNemar's test, where a share psi of the answers differs, needs n = ((1.96 sqrt(psi) + 0.84 sqrt(psi - gain^2)) /
     gain)^2 problems (Connor 1987, Biometrics 43, 207).  With answers to one problem that correlate by ``alike`` psi is

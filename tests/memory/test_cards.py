@@ -7,7 +7,7 @@ import pytest
 
 import rloo_kit
 from rloo_kit.memory import plan_inputs
-from rloo_kit.memory.cards import first_run, longest_completion
+from rloo_kit.memory.fit import first_run, longest_completion
 from rloo_kit.memory.plan import Plan
 from rloo_kit.models import CATALOGUE
 from rloo_kit.session.output import GIB

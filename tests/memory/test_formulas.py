@@ -12,7 +12,7 @@ from rloo_kit.memory.formulas import Step
 from rloo_kit.memory.hardware import device_of
 from rloo_kit.memory.plan import Plan
 from rloo_kit.memory.plan_inputs import Model
-from rloo_kit.memory.settings import PROCESSORS, Settings
+from rloo_kit.memory.plan_settings import PROCESSORS, Settings
 from rloo_kit.models import CATALOGUE
 from tests.memory.conftest import tiny_plan
 

@@ -11,7 +11,7 @@ import rloo_kit
 from rloo_kit.memory import plan as planning
 from rloo_kit.memory.hardware import Device
 from rloo_kit.memory.plan import Plan, batch_sizes, largest_slice
-from rloo_kit.memory.settings import Settings
+from rloo_kit.memory.plan_settings import Settings
 from rloo_kit.session.output import GIB
 from tests.memory.conftest import LARGE, ONE_GROUP
 

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 import rloo_kit
 from rloo_kit import advantages
-from rloo_kit.memory.settings import settings_of
+from rloo_kit.memory.plan_settings import settings_of
 from rloo_kit.train import cpu_logprobs
 from tests.conftest import as_loaded
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_kit.memory.hardware import Device, device_of
 from rloo_kit.memory.plan import Plan, batch_sizes, first, plan, smaller_batches
-from rloo_kit.memory.settings import Settings
+from rloo_kit.memory.plan_settings import Settings
 from rloo_kit.models import CATALOGUE, FOR_CPU
 from rloo_kit.session.output import GIB
 

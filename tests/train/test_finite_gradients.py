@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rloo_kit.errors import NonFiniteError
-from rloo_kit.train import gradients
+from rloo_kit.train import finite_gradients
 
 
 def every_other(completions: Any, **kwargs: Any) -> list[float]:
@@ -64,14 +64,14 @@ def test_an_overflow_halves_the_scale_and_moves_no_weight(in_half: Any) -> None:
     with infinite_gradient(trainer.model):
         trainer.train()
     assert trainer.state.global_step == 3
-    assert trainer.accelerator.scaler.get_scale() == gradients.FIRST_LOSS_SCALE / 2**3
+    assert trainer.accelerator.scaler.get_scale() == finite_gradients.FIRST_LOSS_SCALE / 2**3
     assert torch.equal(lora_of(trainer.model), before)
 
 
 def test_a_gradient_that_overflows_at_every_scale_ends_the_run_which_can_then_begin_again(
     in_half: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gradients, "FIRST_LOSS_SCALE", 2.0)
+    monkeypatch.setattr(finite_gradients, "FIRST_LOSS_SCALE", 2.0)
     trainer = in_half(max_steps=8)
     before = lora_of(trainer.model)
     with (

@@ -12,7 +12,7 @@ import rloo_kit
 from rewards import RewardCallError
 from rloo_kit.train import checkpointing, resume
 from rloo_kit.train.checkpointing import fault, newest_whole
-from rloo_kit.train.signals import Stops, Terminated
+from rloo_kit.train.stop_signals import Stops, Terminated
 from tests.conftest import random_rewards
 
 SETTINGS = {"save_strategy": "steps", "save_steps": 9, "max_steps": 4, "reward_funcs": random_rewards}

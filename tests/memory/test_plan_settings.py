@@ -8,7 +8,7 @@ import pytest
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
-from rloo_kit.memory.settings import Configured, Passes, Settings, settings_of
+from rloo_kit.memory.plan_settings import Configured, Passes, Settings, settings_of
 
 
 def test_the_defaults_are_those_of_the_configuration() -> None:
