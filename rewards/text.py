@@ -78,7 +78,7 @@ class _OfText:
 
 @recorded()
 def length_reward(words: tuple[int, int] = (10, 50)) -> Reward:
-    """Half for ``low <= words <= high``, half for a full stop at the end, as in many tutorials.
+    """A reward for length and a full stop, as in many tutorials: half for ``low <= words <= high``, half for the stop.
 
     >>> length_reward((2, 4))(completions=["It is 42.", "It is", "x"])
     [1.0, 0.5, 0.0]

@@ -84,7 +84,7 @@ class Environment:
 def prepare(
     dotenv: str | os.PathLike[str] | None = ".env", offline: bool | None = None, seed: int = 0
 ) -> Environment:
-    """Prepare a notebook: load .env, set variables, import unsloth, seed, and print the device and versions.
+    """Load .env, set variables, import unsloth, seed, and print the device and versions.
 
     Call it in the first cell, after ``import rloo_kit``.  Calling it again is harmless: nothing is undone,
     and variables that came too late to take effect are named in ``warnings``.

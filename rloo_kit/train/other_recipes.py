@@ -1,6 +1,6 @@
 """Names of other recipes in RLOO's terms: of older TRL releases, of verl, and of TRL's and Unsloth's ``GRPOConfig``.
 
-For :class:`rloo_kit.RLOOConfig`, the trainer and the command line; docs/coming-from-grpo.md and docs/old-names.md are
+For :class:`rloo_kit.RLOOConfig`, the trainer and the command line; docs/coming-from-grpo.md is
 written from the tables.
 """
 
