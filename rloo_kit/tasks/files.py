@@ -117,8 +117,12 @@ def _distinct(rows: Iterable[Row], question: str, answer: str, left_out: Counter
 def _messages(value: Any) -> list[Message]:
     """A list of messages, without the empty keys that Parquet adds; empty for anything else."""
     each = value if isinstance(value, list) else []
-    if not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in each):
-        return []
+    for one in each:
+        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
+            return []
+        # Parts, as of images, would be written into the prompt as Python shows them.
+        if not isinstance(one.get("content"), str | None):
+            return []
     return [{name: part for name, part in one.items() if part is not None} for one in each]
 
 

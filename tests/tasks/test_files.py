@@ -165,3 +165,13 @@ def test_messages_are_taken_as_messages_and_not_as_their_python_text(write: Any)
     later = next(one for one in found.values() if "31 + 1" in one["problem"])
     assert later["prompt"] == [brief, *turns, {"role": "user", "content": f"What is 31 + 1? {asks}"}]
     assert found["What is 90 + 1?"]["prompt"][0] == system, "a row's own system message stands"
+
+
+def test_messages_whose_content_is_in_parts_are_left_out(write: Any) -> None:
+    parts = {"question": [{"role": "user", "content": [{"type": "text", "text": "1 + 1?"}]}], "answer": "2"}
+    plain = [
+        {"question": [{"role": "user", "content": f"{n} + 1?"}], "answer": f"{n + 1}"} for n in range(2, 32)
+    ]
+    with pytest.warns(UserWarning, match="1 without an answer, or whose question is empty"):
+        train, held_out = rows_of(tasks.from_file(write([*plain, parts], "mine.jsonl")))
+    assert len(train) + len(held_out) == 30
