@@ -5,6 +5,7 @@ The package imports nothing from rloo_kit, so these derive from the built-ins th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 
@@ -38,6 +39,11 @@ class RewardValueError(ValueError):
         self.reward_name, self.sample, self.value = reward_name, sample, value
         culprit = "" if sample is None else f", sample {sample}, value {shown(value)}"
         super().__init__(_three_parts(what, f"reward '{reward_name}'{culprit}", todo))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exception's own passes positional arguments only, so a worker process could not return this error.
+        named = {name: getattr(self, name) for name in ("reward_name", "sample", "value", "todo")}
+        return functools.partial(type(self), **named), (self.what,)
 
 
 class RewardSignatureError(RewardValueError, TypeError):

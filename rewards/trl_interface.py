@@ -302,7 +302,14 @@ def as_score(value: Any, index: int, name: str, limit: float = LIMIT) -> float |
 
 def _copied(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     # Prompts, completions and columns: TRL gives the same lists to every reward, and one that edits them edits its own.
-    return {key: copy.deepcopy(value) if isinstance(value, list) else value for key, value in kwargs.items()}
+    return {key: _copy_of(value) if isinstance(value, list) else value for key, value in kwargs.items()}
+
+
+def _copy_of(values: list[Any]) -> list[Any]:
+    try:
+        return copy.deepcopy(values)
+    except Exception:  # a column of objects that cannot be copied, such as one with a lock
+        return list(values)
 
 
 def _place(error: BaseException) -> str:

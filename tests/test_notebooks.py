@@ -122,7 +122,7 @@ def test_installing_here_neither_changes_nor_adds_to_the_torch_that_is_there(
 
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w]|\.\d)")
 NOT_OURS = re.compile(
-    r"\]\([^)]*\)|`[^`]*`|arXiv[ :]*[\d.]+|^#+.*$|\b(19|20)\d\d\b|Qwen3\S*|\d+ %, |\d+ (minutes|per cent)",
+    r"\[\d\d\]\(|\]\([^)]*\)|`[^`]*`|arXiv[ :]*[\d.]+|^#+.*$|\b(19|20)\d\d\b|Qwen3\S*|\d+ %, |\d+ (minutes|per cent)",
     re.MULTILINE,
 )
 """Links, code, papers, headings, years, names of models, levels of intervals, times."""

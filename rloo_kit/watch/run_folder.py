@@ -78,6 +78,8 @@ def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = 
             where=f"{where}, got {type(history).__name__}",
             todo=f"pass a trainer, its state.log_history, a {STATE} or the run's folder",
         )
+    # A log that was put together by hand may leave the step out.
+    history = [{"step": place, **entry} for place, entry in enumerate(history, 1)]
     if not (steps := rounds(history)):
         raise ConfigError(
             f"there is no training step to {caller}",

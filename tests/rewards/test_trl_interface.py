@@ -5,6 +5,7 @@ import functools
 import inspect
 import pickle
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -59,11 +60,19 @@ BAD = {
 def test_bad_values_are_refused_by_name_and_sample(returned, sample, says):
     with pytest.raises(RewardValueError) as caught:
         guarded(Returns(returned))(completions=["a", "b"])
-    error = caught.value
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (type(error), str(error)) == (RewardValueError, str(caught.value))
     assert (error.reward_name, error.sample) == ("returns", sample)
     what, where, todo = str(error).splitlines()
     assert says in what
     assert (where[:23], todo[:12]) == ("Where: reward 'returns'", "What to do: ")
+
+
+def test_a_column_of_objects_that_cannot_be_copied_reaches_the_reward():
+    def reward(completions, locks, **kwargs):
+        return [float(lock.locked()) for lock in locks]
+
+    assert guarded(reward)(completions=["a"], locks=[threading.Lock()]) == [0.0]
 
 
 def test_an_exception_keeps_the_rewards_own_traceback_and_an_interrupt_passes_through():

@@ -85,3 +85,8 @@ def test_batch_k_and_weights_are_read_from_a_checkpoint_and_what_is_not_known_is
         assert "assumed" not in str(report)
     known = read_run(tmp_path, "plot").log.known
     assert (known.completions, known.groups, known.batches, known.weights) == (256, 32, 1, (0.8, 0.2))
+
+
+def test_entries_without_a_step_are_numbered() -> None:
+    history = [{"reward": 0.1, "reward_std": 0.3}, {"reward": 0.2, "reward_std": 0.3}]
+    assert [entry["step"] for entry in read_run(history, "diagnose").log.entries] == [1, 2]
