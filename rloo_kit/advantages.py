@@ -121,7 +121,7 @@ class Estimator:
     def __call__(self, rewards: torch.Tensor) -> torch.Tensor:
         """The advantages, checked; NaN of an unscored completion becomes 0."""
         advantages, fault = self.function(rewards), ""
-        shape = getattr(advantages, "shape", None)
+        shape = advantages.shape if isinstance(advantages, torch.Tensor) else None
         if shape != rewards.shape:
             returned = f"a {type(advantages).__name__}" if shape is None else f"shape {tuple(shape)}"
             fault = f"an advantage estimator returned {returned} for rewards of shape {tuple(rewards.shape)}"
