@@ -23,7 +23,7 @@ from tables import RESULTS, command_line, document, student, table
 
 NAME = "settings_words"
 PROMPTS = {"all": "words", "within reach": "words_within_reach"}  # and the task that draws them
-RATES = (1e-5, 3e-5, 1e-4, 3e-4)
+RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
 UPDATES: dict[str, tuple[str, int]] = {
     "one update": ("kit", 1),
     "two updates, token ratios": ("kit-token", 2),
