@@ -141,16 +141,37 @@ def test_what_the_budget_does_not_reach_or_what_needs_a_failed_check_is_not_run(
 
 
 def test_every_part_is_reached_within_nine_minutes_and_needs_come_first() -> None:
-    assert command.BUDGET_SECONDS < 540
+    budget = checks.PARTS["all"].seconds
+    assert budget < 540
     spent, before, reached = 0.0, set[str](), set()
     for one in checks.CHECKS:
         assert before >= set(one.needs), f"{one.name} comes before what it needs"
         before.add(one.name)
         spent += one.seconds
-        if spent < command.BUDGET_SECONDS:
+        if spent < budget:
             reached.add(one.name.split("/")[0])
     assert len(before) == len(checks.CHECKS), "no name twice"
     assert reached >= {"correct", "memory", "speed", "hygiene"}
+
+
+@pytest.mark.parametrize(("part", "most"), [("right", 360), ("learns", 600), ("time", 600)])
+def test_a_part_has_its_budget_and_begins_with_what_is_worth_most(part: str, most: float) -> None:
+    budget, every = checks.PARTS[part]
+    assert budget <= most
+    assert checks.chosen((), part) == every, "all names differ, and needs are in the part"
+    assert every[0].seconds + every[1].seconds < budget
+    if part != "time":  # of which the least worth may be cut
+        assert sum(one.seconds for one in every) <= budget
+
+
+def test_a_part_may_be_narrowed_by_names() -> None:
+    found = [one.name for one in checks.chosen(["time/qwen3-1.7b K 16, kit"], "time")]
+    assert found == ["shape/qwen3-1.7b", "time/qwen3-1.7b K 16, kit"]
+
+
+def test_a_check_whose_package_is_not_installed_says_so() -> None:
+    found = simulate(check(fine, packages=("pytest", "no_such_package")))["fine"]
+    assert found == Outcome(NOT_RUN, "needs the package no_such_package, which is not installed")
 
 
 # --- the report -------------------------------------------------------------------------------------------
@@ -174,7 +195,7 @@ def one_check(monkeypatch: Any, name: str, run: Any) -> None:
     """The command has one check, on a machine with a GPU."""
     machine = {"device": "a card", "memory": "24 GiB", "versions": "torch 2.13"}
     monkeypatch.setattr(command, "machine_of", lambda: machine)
-    monkeypatch.setattr(checks, "chosen", lambda only: [check(run, name=name)])
+    monkeypatch.setattr(checks, "chosen", lambda *given: [check(run, name=name)])
 
 
 def test_results_are_files_and_a_later_command_adds_to_them(

