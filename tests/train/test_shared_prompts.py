@@ -168,7 +168,8 @@ def test_an_update_is_the_same_whether_layers_are_computed_again_or_not(
 ) -> None:
     trained = []
     for recomputed in (True, False):
-        policy = rloo_kit.load_policy("tiny", load_in_4bit=False, gradient_checkpointing=recomputed, seed=0)
+        how = {"load_in_4bit": False, "dtype": "float32", "gradient_checkpointing": recomputed}
+        policy = rloo_kit.load_policy("tiny", seed=0, **how)
         make_trainer(model=policy, reward_funcs=random_rewards, learning_rate=1e-3).train()
         trained.append({n: p.detach().clone() for n, p in policy.model.named_parameters() if p.requires_grad})
     for name, weight in trained[0].items():
