@@ -170,7 +170,8 @@ def test_an_update_is_the_same_whether_layers_are_computed_again_or_not(
     for recomputed in (True, False):
         how = {"load_in_4bit": False, "dtype": "float32", "gradient_checkpointing": recomputed}
         policy = rloo_kit.load_policy("tiny", seed=0, **how)
-        make_trainer(model=policy, reward_funcs=random_rewards, learning_rate=1e-3).train()
+        # Plain gradient descent: Adam makes full steps of rounding errors.
+        make_trainer(model=policy, reward_funcs=random_rewards, optim="sgd", learning_rate=0.1).train()
         trained.append({n: p.detach().clone() for n, p in policy.model.named_parameters() if p.requires_grad})
     for name, weight in trained[0].items():
         torch.testing.assert_close(weight, trained[1][name], rtol=0, atol=2e-5, msg=name)
