@@ -171,6 +171,7 @@ def test_an_estimator_is_found_by_its_name_registered_once_and_numbered_where_th
 
 INVALID: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
     "one per group": (lambda rewards: rewards.mean(1), r"shape \(2,\) for rewards of shape \(2, 4\)"),
+    "an array": (lambda rewards: rewards.numpy(), "a ndarray for rewards of shape"),
     "a number": (lambda rewards: rewards.sum().item(), "a float for rewards of shape"),
     "division by 0": (lambda rewards: rewards / 0.0 + 1.0, "not finite"),
     "NaN where scored": (lambda rewards: rewards - rewards.mean() * torch.nan, "not finite"),
