@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -165,8 +166,8 @@ def test_a_part_has_its_budget_and_begins_with_what_is_worth_most(part: str, mos
 
 
 def test_a_part_may_be_narrowed_by_names() -> None:
-    found = [one.name for one in checks.chosen(["time/qwen3-1.7b K 16, kit"], "time")]
-    assert found == ["shape/qwen3-1.7b", "time/qwen3-1.7b K 16, kit"]
+    found = [one.name for one in checks.chosen(["speed/qwen3-1.7b K 16, kit"], "time")]
+    assert found == ["shape/qwen3-1.7b", "speed/qwen3-1.7b K 16, kit"]
 
 
 def test_a_check_whose_package_is_not_installed_says_so() -> None:
@@ -231,6 +232,22 @@ def test_a_run_of_plain_trl_is_not_given_unsloths_patches() -> None:
     shown = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True)
     assert "'benchmarks.gpu.speed'" in shown.stdout
     assert not any(f"'{name}'" in shown.stdout for name in ("rloo_kit", "unsloth", "trl"))
+
+
+def test_overlapping_kernels_are_counted_once_as_busy(monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(runner.ROOT / "benchmarks"))
+    from benchmarks.gpu.speed import by_kernel
+
+    def event(name: str, device: str, start: float = 0, end: float = 0, is_annotation: bool = False) -> Any:
+        kind, times = SimpleNamespace(name=device), SimpleNamespace(start=start, end=end)
+        return SimpleNamespace(
+            name=name, device_type=kind, time_range=times, is_user_annotation=is_annotation
+        )
+
+    calls = [event("cudaLaunchKernel", "CPU"), event("cudaGraphLaunch", "CPU"), event("aten::mm", "CPU")]
+    kernels = [event("gemv", "CUDA", 0, 40), event("norm", "CUDA", 30, 50), event("gemv", "CUDA", 80, 90)]
+    found = by_kernel([*calls, *kernels, event("step", "CUDA", 0, 100, True)], tokens=2, seconds=1e-4)
+    assert [figure.value for figure in found.values()] == pytest.approx([0.5, 0.5, 1.5, 0.6, 0.025, 0.01])
 
 
 # --- the faster of two settings ---------------------------------------------------------------------------

@@ -43,28 +43,24 @@ def case(index: int) -> Check:
     return Check(name, "memory:case", 40 + 0.03 * tokens, arguments, (f"shape/{size}",), rehearsed=index < 2)
 
 
-def timed(trainer: str, tokens: int) -> Check:
-    seconds = {KIT: 30, UNSLOTH: 90, PLAIN: 35}[trainer] + (0.07 if trainer == PLAIN else 0.03) * tokens
-    arguments, rehearsed = {"trainer": trainer, "tokens": tokens}, trainer != PLAIN and tokens == 256
-    name = f"speed/{tokens} tokens, {trainer}"
-    return Check(name, "speed:run", seconds, arguments, ("shape/qwen3-4b",), rehearsed=rehearsed)
-
-
-def compared(shape: str, k: int, trainer: str, switch: str = "", again: bool = False) -> Check:
+def timed(trainer: str, size: str = "qwen3-4b", k: int = 8, switch: str = "", again: bool = False) -> Check:
     """A few steps of 256 tokens and one of 1,024; ``switch`` names what differs in the kit."""
     variables, config = SWITCHES[switch]
-    seconds = (120 if trainer == UNSLOTH else 60) * (0.7 if shape == "qwen3-1.7b" else 1.0) * (k / 8) ** 0.5
+    seconds = (
+        {KIT: 60, UNSLOTH: 120, PLAIN: 160}[trainer] * (0.7 if size == "qwen3-1.7b" else 1) * (k / 8) ** 0.5
+    )
     label = ", ".join(filter(None, [trainer, switch, "again" * again]))
-    arguments = {"trainer": trainer, "tokens": 256, "shape": shape, "k": k, "steps": 3, "longer": 1024}
-    needs, name = (f"shape/{shape}",), f"time/{shape} K {k}, {label}"
-    given = arguments | {"label": label, "config": config}
-    return Check(name, "speed:run", seconds, given, needs, variables, CARD_GIB[shape], label in REHEARSED)
+    arguments = {"trainer": trainer, "tokens": 256, "shape": size, "k": k, "steps": 3, "longer": 1024}
+    arguments |= {"label": label, "config": config}
+    needs, rehearsed = (f"shape/{size}",), label in (UNSLOTH, KIT, f"{KIT}, fast_sampling off")
+    name = f"speed/{size} K {k}, {label}"
+    return Check(name, "speed:run", seconds, arguments, needs, variables, CARD_GIB[size], rehearsed)
 
 
 def profiled(graphs: str) -> Check:
     """Decoding of 32 tokens, by kernel."""
     name, variables = (
-        f"time/decoding, graphs {graphs}",
+        f"speed/decoding, graphs {graphs}",
         SWITCHES["decode graphs off"][0] if graphs == "off" else {},
     )
     return Check(name, "speed:profile", 40, {}, ("shape/qwen3-4b",), variables, CARD_GIB["qwen3-4b"])
@@ -85,7 +81,6 @@ SWITCHES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "layers compiled": ({"UNSLOTH_BLOCK_COMPILE": "1"}, {}),
 }
 """Name -> variables of the process, and arguments of the config."""
-REHEARSED = (UNSLOTH, KIT, f"{KIT}, fast_sampling off")
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "UNSLOTH_FORCE_CPU": "1", pretended.VARIABLE: ""}
 LEARNS = [
     Check(f"correct/learns, seed {n}", "correct:learns", 45, {"seed": n}, rehearsed=n == 0) for n in range(3)
@@ -96,12 +91,11 @@ CHECKS = [
     Check("correct/against plain PEFT", "plain:compare", 25, {}, ("correct/update",), NO_GPU),
     shape("qwen3-4b"),
     case(0),
-    timed(UNSLOTH, 256),
-    timed(KIT, 256),
+    timed(UNSLOTH),
+    timed(KIT),
     shape("qwen3-0.6b"),
     HYGIENE,
     *four_bit.timed(),
-    timed(PLAIN, 256),
     shape("qwen3-8b"),
     case(1),
     Check("correct/save and resume", "correct:saved", 75),
@@ -111,22 +105,19 @@ CHECKS = [
     shape("qwen3-1.7b"),
     *map(case, (4, 5, 6)),
     *LEARNS[1:],
-    *(timed(trainer, 1024) for trainer in (UNSLOTH, KIT, PLAIN)),
+    timed(PLAIN),
     *map(case, range(7, len(CASES))),
 ]
 RIGHT = [*CHECKS[:2], shape("qwen3-0.6b"), HYGIENE, shape("qwen3-4b"), case(0)]
+OTHERS = [("qwen3-1.7b", 8), ("qwen3-4b", 16), ("qwen3-1.7b", 16)]
 TIME = [
     shape("qwen3-4b"),
-    *(compared("qwen3-4b", 8, trainer) for trainer in (KIT, UNSLOTH)),
+    *map(timed, (UNSLOTH, KIT)),
     *map(profiled, ("on", "off")),
-    *(compared("qwen3-4b", 8, KIT, switch) for switch in SWITCHES if switch),
-    compared("qwen3-4b", 8, KIT, again=True),
+    *(timed(KIT, switch=switch) for switch in SWITCHES if switch),
+    timed(KIT, again=True),
     shape("qwen3-1.7b"),
-    *(
-        compared(name, k, t)
-        for name, k in (("qwen3-1.7b", 8), ("qwen3-4b", 16), ("qwen3-1.7b", 16))
-        for t in (KIT, UNSLOTH)
-    ),
+    *(timed(trainer, *other) for other in OTHERS for trainer in (UNSLOTH, KIT)),
 ]
 
 

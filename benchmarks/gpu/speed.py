@@ -9,6 +9,7 @@ import json
 import statistics
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,12 @@ def run(
     reset_peak("cuda")
     meter = Meter(timed)
     work.listen(timed, on_train_begin=meter.begin, on_step_end=meter.end_step)
-    if longer:
-        work.listen(timed, on_step_end=lambda: lengthen(timed, len(meter.steps) > steps, longer))
+
+    def lengthen() -> None:
+        if longer and len(meter.steps) > steps:
+            timed.generation_config.max_new_tokens = longer
+
+    work.listen(timed, on_step_end=lengthen)
     timed.train()
     counted = meter.steps[1 : 1 + steps]
     every = [step.total.wall_seconds for step in counted]
@@ -75,11 +80,6 @@ def run(
     }
 
 
-def lengthen(trainer: Any, is_time: bool, tokens: int) -> None:
-    if is_time:
-        trainer.generation_config.max_new_tokens = tokens
-
-
 def profile(place: Place, tokens: int = 32) -> dict[str, Figure]:
     """Decoding of K completions as the kit's trainer samples them: launches, the GPU's busy share, its kernels."""
     if place.is_rehearsal:
@@ -100,27 +100,29 @@ def profile(place: Place, tokens: int = 32) -> dict[str, Figure]:
     seconds = decoded()
     with torch.profiler.profile(activities=torch.profiler.supported_activities()) as profiler:
         under_profile = decoded()
-    events = profiler.events() or []
-    kernels = sorted(
-        (e for e in events if e.device_type.name == "CUDA"), key=lambda event: event.time_range.start
-    )
-    busy = end = 0.0
-    taken = Counter[str]()
-    for event in kernels:  # microseconds; kernels of two streams may overlap
-        start, stop = event.time_range.start, event.time_range.end
-        busy, end = busy + max(0.0, stop - max(start, end)), max(end, stop)
-        taken[event.name[:60]] += stop - start
-    launches = Counter(
-        "graphs" if "GraphLaunch" in e.name else "kernels" for e in events if "Launch" in e.name
-    )
     return {
         "a token, ms": Figure(1000 * seconds / tokens),
         "a token under the profiler, ms": Figure(1000 * under_profile / tokens),
-        "launches of kernels, a token": Figure(launches["kernels"] / tokens),
-        "launches of graphs, a token": Figure(launches["graphs"] / tokens),
-        "kernels run, a token": Figure(len(kernels) / tokens),
-        "GPU busy, share of the profiled time": Figure(busy / 1e6 / under_profile),
-        "GPU busy, share of the time without profiler": Figure(busy / 1e6 / seconds),
+        **by_kernel(profiler.events() or [], tokens, under_profile),
+    }
+
+
+def by_kernel(events: Sequence[Any], tokens: int, seconds: float) -> dict[str, Figure]:
+    """Of the profiler's events, whose times are microseconds."""
+    on_gpu = [event for event in events if event.device_type.name == "CUDA" and not event.is_user_annotation]
+    busy = end = 0.0
+    taken = Counter[str]()
+    for event in sorted(on_gpu, key=lambda event: event.time_range.start):
+        start, stop = event.time_range.start, event.time_range.end
+        busy, end = busy + max(0.0, stop - max(start, end)), max(end, stop)  # streams may overlap
+        taken[event.name[:60]] += stop - start
+    calls = [event.name for event in events if event.device_type.name == "CPU" and "Launch" in event.name]
+    graphs = sum("Graph" in name for name in calls)
+    return {
+        "launches of kernels, a token": Figure((len(calls) - graphs) / tokens),
+        "launches of graphs, a token": Figure(graphs / tokens),
+        "kernels and copies run, a token": Figure(len(on_gpu) / tokens),
+        "GPU busy, share of the profiled time": Figure(busy / 1e6 / seconds),
         **{f"{name}, ms a token": Figure(us / 1000 / tokens) for name, us in taken.most_common(5)},
     }
 
