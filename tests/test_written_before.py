@@ -15,6 +15,7 @@ from peft import get_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
+from rloo_kit.errors import ConfigError
 from tests.conftest import Completions
 
 WRITTEN = Path(__file__).resolve().parent / "data" / "written_by_0_1_0"
@@ -58,14 +59,20 @@ def test_a_stopped_run_resumes_with_its_weights_and_optimizer_and_says_what_is_n
         shutil.copytree(WRITTEN / part, checkpoint, dirs_exist_ok=True)
     optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)
     begun: list[int] = []
-    trainer = rloo_kit.RLOOTrainer(
-        model=rloo_kit.load_policy("tiny", lora_rank=2, seed=0),
-        reward_funcs=closed,
-        args=rloo_kit.RLOOConfig(output_dir=str(tmp_path), max_steps=3, **SETTINGS),
-        train_dataset=task.train,
-        callbacks=[Start()],
-    )
+
+    def trainer_with(**lora: int) -> rloo_kit.RLOOTrainer:
+        return rloo_kit.RLOOTrainer(
+            model=rloo_kit.load_policy("tiny", lora_rank=2, seed=0, **lora),
+            reward_funcs=closed,
+            args=rloo_kit.RLOOConfig(output_dir=str(tmp_path), max_steps=3, **SETTINGS),
+            train_dataset=task.train,
+            callbacks=[Start()],
+        )
+
+    with pytest.raises(ConfigError, match=r"lora_alpha=7 \(it was 2\)"):
+        trainer_with(lora_alpha=7).train(resume_from_checkpoint=str(checkpoint))
+    trainer = trainer_with()
     trainer.train(resume_from_checkpoint=str(checkpoint))
-    assert "does not say what its run was made of, so nothing is compared" in capsys.readouterr().out
+    assert "so its LoRA's scale alone is compared" in capsys.readouterr().out
     assert (begun, trainer.state.global_step) == ([2], 3)
     assert [entry["step"] for entry in trainer.state.log_history if "reward" in entry] == [1, 2, 3]

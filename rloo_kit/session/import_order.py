@@ -78,13 +78,19 @@ def settings() -> dict[str, Setting]:
 
 
 def gpu_bandwidth() -> float:
-    """Bytes a second between the first GPU and its memory, two transfers a clock as NVML counts the clock of GDDR and
-    HBM: 9.4e11 on an RTX 3090; 0 where NVML finds none.  torch is not imported yet where this is needed."""
+    """Bytes a second between the first visible GPU and its memory, two transfers a clock as NVML counts the clock of
+    GDDR and HBM: 9.4e11 on an RTX 3090; 0 where NVML finds none.  torch is not imported yet where this is needed."""
     import pynvml
 
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    by_uuid = not first.isdigit()
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-        gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+        gpu = (
+            pynvml.nvmlDeviceGetHandleByUUID(first)
+            if by_uuid
+            else pynvml.nvmlDeviceGetHandleByIndex(int(first))
+        )
         megahertz = pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_MEM)
         return float(2 * megahertz * 1e6 * pynvml.nvmlDeviceGetMemoryBusWidth(gpu) / 8)
     return 0.0

@@ -38,6 +38,7 @@ RANGES: dict[Hint, str] = {
     Count | None: "num_generations_eval steps_per_generation generation_batch_size generation_rows",
     Annotated[int, Ge(2)]: "num_generations",
     Annotated[int, Interval(ge=1, le=10**9)] | Literal[-1]: "max_steps",
+    Annotated[float, Interval(gt=0, le=10**6)]: "num_train_epochs",
     argument_types.Seed: "seed",
     argument_types.Temperature: "temperature",
     Annotated[float, Interval(ge=0, le=10)]: "learning_rate",
@@ -118,13 +119,16 @@ def refused_as_ours(where: str, given: Mapping[str, object]) -> Iterator[None]:
             name for name, value in given.items() if name in reason or reason.startswith(f"{value} is not")
         ]
         what, todo = f"TRL or transformers refuses it: {reason}", "change what the message names"
-        raise ConfigError(what, where=f"{where}({', '.join(named)})", todo=todo) from error
+        where = f"{where}({', '.join(named)})" if named else where
+        raise ConfigError(what, where=where, todo=todo) from error
 
 
 def doubts(args: trl.RLOOConfig) -> Iterator[str]:
     """Combinations that are legal but probably unintended, a sentence or two each; the caller warns of them."""
     if args.beta and args.kl_placement == "loss" and args.kl_estimator == "k1":
         yield "kl_estimator='k1' in the loss has no effect: its expected gradient is 0. Use 'k2' or 'k3'."
+    if args.beta and args.kl_placement != "loss" and args.use_bias_correction_kl:
+        yield "use_bias_correction_kl has no effect on a KL term in the reward. Set kl_placement='loss'."
     by_spread = args.advantage_estimator == "grpo" and args.kl_placement != "loss"
     if args.beta and by_spread and not args.skip_dead_groups:
         yield (

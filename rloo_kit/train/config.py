@@ -233,7 +233,8 @@ class RLOOConfig(Base):
 
     def __getstate__(self) -> dict[str, Any]:
         """For a checkpoint's ``training_args.bin``, which people publish."""
-        return {name: without_secrets(value, name) for name, value in vars(self).items()}
+        kept = {name: without_secrets(value, name) for name, value in vars(self).items()}
+        return kept | {"hub_token": None}  # who unpickles it pushes with a token of their own
 
     def __copy__(self) -> Self:
         copied = type(self).__new__(type(self))

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 # What a configuration sets in an optimizer's parameter groups.  Some optimizers keep state beside it.
 HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 LORA = ("r", "lora_alpha", "use_rslora", "target_modules")  # what the weights of an adapter mean
-VERSION = 4  # of what made_of gives; a checkpoint with another one, or none, is resumed and not compared
+VERSION = (
+    4  # of what made_of gives; of a checkpoint with another one, or none, the LoRA's scale alone is compared
+)
 SAMPLE = 1024  # values of each frozen tensor that are looked at: merging a LoRA changes most of them
 
 NOT_COMPARED = re.compile(
@@ -147,8 +149,10 @@ class ResumableTrainer(checkpointing.SavingTrainer):
         then = facts(folder).get("run") or {}
         if then.get("version") != VERSION:  # of plain TRL, or of another version of the kit
             where = self.shown(folder)
-            output.say(f"{where} does not say what its run was made of, so nothing is compared")
-            return
+            output.say(
+                f"{where} does not say what its run was made of, so its LoRA's scale alone is compared"
+            )
+            then = now | {"policy": now["policy"] | scaling_of(folder)}
         wrong, changed = differences(now, then)
         if wrong:
             raise ConfigError(
@@ -313,6 +317,13 @@ def made_of(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> Made:
         "settings": settings,
         "given": sorted(getattr(trainer.args, "given", dict)() or settings),
     }
+
+
+def scaling_of(folder: Path) -> dict[str, object]:
+    """What the weights of a checkpoint's adapter are scaled by, as PEFT writes it, whatever trained it."""
+    file = folder / "adapter_config.json"
+    config = json.loads(file.read_text()) if file.is_file() else {}
+    return {name: config[name] for name in ("r", "lora_alpha", "use_rslora") if name in config}
 
 
 def policy_facts(model: torch.nn.Module) -> dict[str, object]:

@@ -79,8 +79,16 @@ def test_4_bit_products_are_for_memory_that_is_slow_by_the_data_sheet(
             raise NVMLError
 
     nvml = {"NVMLError": NVMLError, "NVML_CLOCK_MEM": 2, "nvmlInit": start}
-    nvml |= {"nvmlDeviceGetHandleByIndex": int, "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: megahertz}
-    nvml |= {"nvmlDeviceGetMemoryBusWidth": lambda gpu: bits}
+    clocks, visible = [megahertz] * 2, "GPU-1" if megahertz == 5001 else "1"
+    nvml |= {
+        "nvmlDeviceGetHandleByIndex": {1: clocks}.get,
+        "nvmlDeviceGetHandleByUUID": {"GPU-1": clocks}.get,
+    }
+    nvml |= {
+        "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: gpu[0],
+        "nvmlDeviceGetMemoryBusWidth": lambda gpu: bits,
+    }
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**nvml))
     assert import_order.gpu_bandwidth() == pytest.approx(gigabytes * 1e9, rel=0.01)
     assert import_order.settings()[import_order.FUSED_4BIT].value == fused

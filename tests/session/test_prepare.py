@@ -184,7 +184,7 @@ def test_a_config_shows_and_stores_no_token_and_no_value_of_the_file(tmp_path: P
     )
     assert [secret for secret in (token, model["token"], VALUE) if secret in "".join(texts)] == []
     stored = pickle.loads(pickle.dumps(config))
-    assert (stored.num_generations, stored.model_init_kwargs["revision"]) == (4, "v2")
+    assert (stored.num_generations, stored.model_init_kwargs["revision"], stored.hub_token) == (4, "v2", None)
     for copied in (copy.copy(config), copy.deepcopy(config)):
         assert (copied.hub_token, copied.model_init_kwargs) == (token, model)
     notes: list[str] = []

@@ -45,6 +45,7 @@ class Case:
 NAN, INF = math.nan, math.inf
 VALUES: dict[str, list[Any]] = {
     "max_steps": [0, -5, "10", 1.5],
+    "num_train_epochs": [-2],
     "seed": ["42", -1],
     "save_strategy": ["step"],
     "output_dir": [5],

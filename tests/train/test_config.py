@@ -147,6 +147,7 @@ def test_every_field_is_in_the_signature_the_kits_first_with_defaults() -> None:
         ({"generation_kwargs": {"suppress_tokens": [7]}}, "generation_kwargs suppress_tokens="),
         ({"advantage_estimator": "grpo"}, "noise becomes a full-size advantage"),
         ({"kl_placement": "loss", "kl_estimator": "k1"}, "has no effect"),
+        ({"use_bias_correction_kl": True, "beta": 0.1}, "no effect on a KL term in the reward"),
         ({"warmup_steps": 100, "max_steps": 100}, "so learning_rate is never reached"),
     ],
 )
