@@ -51,6 +51,12 @@ def words(policy: Policy, level: int, seed: int) -> Task:
     return tasks.word_sums(policy, largest=LARGEST, seed=seed)
 
 
+def sums(policy: Policy, level: int, seed: int) -> Task:
+    from rloo_kit import tasks
+
+    return tasks.arithmetic(1, policy, seed=seed)
+
+
 def within_reach(policy: Policy, level: int, seed: int) -> Task:
     """Of the first 64 those that the policy solves in 1 to 7 of 8 completions, sampled before the run."""
     task = words(policy, level, seed)
@@ -110,8 +116,9 @@ TASKS: dict[str, Learned] = {
     "arithmetic": Learned(arithmetic, after_thought, (0.75, 0.85), **TINY),
     "carries": Learned(carrying, after_thought, (0.75, 0.85), evaluate_every=300, **TINY),
     "words": WORDS,
+    "sums": dataclasses.replace(WORDS, make=sums),
     "words_within_reach": dataclasses.replace(WORDS, make=within_reach),
     "words_low_rate": dataclasses.replace(WORDS, spec=WORDS.spec | {"learning_rate": 1e-4}),
 }
 """Name -> task: additions, half of which the tiny policy solves; the half that it does not; a real small model's sums
-in words, and the same at a third of the learning rate."""
+in words, its sums in digits, those in words that it solves sometimes, and at a third of the learning rate."""

@@ -94,6 +94,7 @@ class Spec:
         evaluate_every: tokens generated between evaluations, at least, with the clock stopped; 0 for none.  The last
             of ``max_steps`` is always followed by one.
         no_ties: the rewards of a group are a thousandth apart or more, so that none has zero variance.
+        lora_rank, lora_alpha: of ``load_policy``; None leaves the task's.
     """
 
     variant: str
@@ -117,11 +118,14 @@ class Spec:
     problems: int = 200
     target: float = 1.0
     no_ties: bool = False
+    warmup_steps: int = 0
+    lora_rank: int | None = None
+    lora_alpha: int | None = None
 
 
 SHARED = (
     *("seed", "max_steps", "num_generations", "num_iterations", "max_completion_length"),
-    *("learning_rate", "beta"),
+    *("learning_rate", "beta", "warmup_steps"),
 )
 """Fields that ``Spec`` has in common with TRL's config."""
 
@@ -245,8 +249,9 @@ def run(spec: Spec) -> Result:
     if variant.unshared_prefill:
         generate._distinct = lambda ids, mask: (torch.arange(len(ids)), torch.arange(len(ids)))
     learned = TASKS[spec.task]
-    recomputing = {n: v for n, v in variant.config.items() if n == "gradient_checkpointing"}
-    policy = rloo_kit.load_policy(spec.policy, seed=spec.seed, **learned.load | recomputing)
+    given: dict[str, Any] = {n: v for n, v in variant.config.items() if n == "gradient_checkpointing"}
+    given |= {name: getattr(spec, name) for name in ("lora_rank", "lora_alpha") if getattr(spec, name)}
+    policy = rloo_kit.load_policy(spec.policy, seed=spec.seed, **learned.load | given)
     task = learned.make(policy, spec.level, spec.seed)
     reward = CountedReward(learned.score(task), spec.num_generations, spec.no_ties)
 
@@ -306,7 +311,6 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
         # TRL's defaults, set because unsloth has others on a GPU.
         optim="adamw_torch_fused",
         weight_decay=0.0,
-        warmup_steps=0,
         bf16=bf16,
         fp16=on_gpu and not bf16,
         logging_steps=1,

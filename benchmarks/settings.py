@@ -1,11 +1,12 @@
-"""Which learning rate, how many updates a batch, which aggregation: SmolLM2-135M on sums in words.
+"""Which learning rate, updates a batch, aggregation, LoRA and warm-up: SmolLM2-135M on sums in words or in digits.
 
     OMP_NUM_THREADS=1 python benchmarks/settings.py --seeds 0 1
-    OMP_NUM_THREADS=1 python benchmarks/settings.py --seeds 0 1 --rates 1e-4 --losses "token mean" "constant length"
+    OMP_NUM_THREADS=1 python benchmarks/settings.py --seeds 0 1 --rates 3e-4 --losses "token mean" "constant length"
+    OMP_NUM_THREADS=1 python benchmarks/settings.py --task sums --rates 3e-4 --losses "token sum" --rank 8 --alpha 16
 
 Every run makes the same number of steps, of 4 prompts x K 8, from the same policy and task of its seed, and ends with
-100 held-out problems answered greedily.  A run is a process of its own, and is kept in results/settings_words.json as
-soon as it is done, so that the grid can be measured in pieces.  Writes settings_words.md beside it; --stored writes it
+100 held-out problems answered greedily.  A run is a process of its own, and is kept in results/settings_<task>.json as
+soon as it is done, so that the grid can be measured in pieces.  Writes settings_<task>.md beside it; --stored writes it
 again and measures nothing.
 """
 
@@ -21,58 +22,64 @@ from learned import TASKS
 from runs import Result, Spec, described, measure, store, stored
 from tables import RESULTS, command_line, document, student, table
 
-NAME = "settings_words"
-PROMPTS = {"all": "words", "within reach": "words_within_reach"}  # and the task that draws them
+from rloo_kit.evaluation.intervals import Interval
+
 RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
 UPDATES: dict[str, tuple[str, int]] = {
     "one update": ("kit", 1),
     "two updates, token ratios": ("kit-token", 2),
 }
 LOSSES = {"token sum": "", "token mean": ", token mean", "constant length": ", constant length"}
+REACH = "words_within_reach"  # the task "words", on the prompts that the policy solves sometimes
+TITLES = {"words": "sums in words", "sums": "sums in digits"}
 CLIP = 1.0  # TRL's max_grad_norm
-
-Setting = tuple[float, str, str]  # learning rate, updates, aggregation
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--task", choices=[*TITLES, REACH], default="words")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--updates", nargs="+", choices=UPDATES, default=list(UPDATES))
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
-    parser.add_argument("--prompts", nargs="+", choices=PROMPTS, default=["all"])
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rank", type=int, help="of the LoRA; load_policy's is 16")
+    parser.add_argument("--alpha", type=int, help="of the LoRA; load_policy's is its rank")
+    parser.add_argument("--warmup", type=int, default=0, help="updates of linear warm-up")
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--stored", action="store_true", help="measure nothing")
     asked = parser.parse_args()
-    there = (RESULTS / f"{NAME}.json").exists()
-    known = {run.spec: run for run in stored(NAME)} if there else {}
-    grid = itertools.product(asked.seeds, asked.prompts, asked.losses, asked.rates, asked.updates)
-    for seed, prompts, loss, rate, updates in () if asked.stored else grid:
-        spec = spec_of((rate, updates, loss), PROMPTS[prompts], seed, asked.steps)
+    name = f"settings_{asked.task.partition('_')[0]}"
+    known = {run.spec: run for run in stored(name)} if (RESULTS / f"{name}.json").exists() else {}
+    own = {"lora_rank": asked.rank, "lora_alpha": asked.alpha, "warmup_steps": asked.warmup}
+    grid = itertools.product(asked.seeds, asked.losses, asked.rates, asked.updates)
+    for seed, loss, rate, updates in () if asked.stored else grid:
+        spec = spec_of(asked.task, seed, asked.steps, rate, updates, loss, own)
         if spec not in known:
             known[spec] = measure(spec)
-            store(NAME, sorted(known.values(), key=lambda run: (run.spec.seed, run.spec.setting)))
+            store(name, sorted(known.values(), key=lambda run: (run.spec.seed, run.spec.setting)))
             print(spec.setting, f"seed {seed}:", known[spec].evaluated[-1].accuracy, flush=True)
     text = report(list(known.values()))
     print("\n" + text)
-    (RESULTS / f"{NAME}.md").write_text(text)
+    (RESULTS / f"{name}.md").write_text(text)
 
 
-def spec_of(setting: Setting, task: str, seed: int, steps: int) -> Spec:
+def spec_of(
+    task: str, seed: int, steps: int, rate: float, updates: str, loss: str, own: dict[str, Any]
+) -> Spec:
     """The run of a setting on a seed; held-out problems are answered at its end alone."""
-    rate, updates, loss = setting
     variant, iterations = UPDATES[updates]
-    own: dict[str, Any] = TASKS[task].spec | {"learning_rate": rate, "evaluate_every": 10**9}
+    named = ("".join(f", {name} {value}" for name, value in own.items() if value)).replace("_", " ")
+    given = own | TASKS[task].spec | {"learning_rate": rate, "evaluate_every": 10**9}
     count = steps * iterations  # a step of TRL's is an update
     return Spec(
         variant=variant + LOSSES[loss],
-        setting=f"{rate:g}, {updates}, {loss}",
+        setting=f"{rate:g}, {updates}, {loss}{named}",
         task=task,
         seed=seed,
         steps=count,
         max_steps=count,
         num_iterations=iterations,
-        **own,
+        **given,
     )
 
 
@@ -81,14 +88,14 @@ def report(runs: Sequence[Result]) -> str:
     spec = runs[0].spec
     steps = spec.max_steps // spec.num_iterations
     return document(
-        "Learning rate, updates a batch and aggregation: SmolLM2-135M on sums in words",
+        f"Learning rate, updates a batch and aggregation: SmolLM2-135M on {TITLES[spec.task.partition('_')[0]]}",
         command_line(),
         described(list(runs)),
         f"Each run: {steps} generation batches of {spec.prompts_per_step} prompts x K {spec.num_generations}, at most "
         f"{spec.max_completion_length} tokens, constant rate, no warm-up, beta 0, LoRA as load_policy makes it, in "
-        f"float32. Accuracy: greedy, {spec.problems} held-out problems, mean over seeds with Student's 95 % interval "
-        "where there are two or more. Reward: mean of a run's last three batches.",
-        setting_table([run for run in runs if run.spec.task == PROMPTS["all"]]),
+        f"float32, unless its line says otherwise. Accuracy: greedy, {spec.problems} held-out problems, mean over "
+        "seeds with Student's 95 % interval where there are two or more. Reward: mean of a run's last three batches.",
+        setting_table([run for run in runs if run.spec.task != REACH]),
         *reach_parts(runs),
         "## How far a step goes",
         f"The gradient's norm before it is clipped at {CLIP:g}, the share of updates that are clipped, and the mean "
@@ -99,57 +106,44 @@ def report(runs: Sequence[Result]) -> str:
 
 def setting_table(runs: Sequence[Result]) -> str:
     """A row a setting, by rate: accuracy before and after, reward, tokens."""
+    by_rate = sorted(
+        runs, key=lambda run: (run.spec.learning_rate, run.spec.num_iterations, run.spec.setting)
+    )
     rows = []
-    for rate, updates, loss in itertools.product(RATES, UPDATES, LOSSES):
-        own = [run for run in runs if run.spec.setting == f"{rate:g}, {updates}, {loss}"]
-        if not own:
-            continue
-        after = student([run.evaluated[-1].accuracy for run in own]) if len(own) > 1 else None
-        shown = f"{after:.2f}" if after else f"{own[0].evaluated[-1].accuracy:.2f}"
+    for setting, group in itertools.groupby(by_rate, key=lambda run: run.spec.setting):
+        own = list(group)
+        rate, _, what = setting.partition(", ")
+        after = after_training(own)
         before = statistics.fmean(run.evaluated[0].accuracy for run in own)
         reward = statistics.fmean(statistics.fmean(run.rewards[-3:]) for run in own)
         tokens = statistics.fmean(run.tokens for run in own)
-        rows.append(
-            (
-                f"{rate:g}",
-                updates,
-                loss,
-                str(len(own)),
-                f"{before:.2f}",
-                shown,
-                f"{reward:.2f}",
-                f"{tokens:.0f}",
-            )
-        )
-    columns = (
-        "learning rate",
-        "updates a batch",
-        "aggregation",
-        "seeds",
-        "before",
-        "after",
-        "reward",
-        "tokens",
-    )
-    return table(columns, "rllrrlrr", rows)
+        figures = (f"{before:.2f}", f"{after:.2f}", f"{reward:.2f}", f"{tokens:.0f}")
+        rows.append((rate, what, str(len(own)), *figures))
+    columns = ("learning rate", "setting", "seeds", "before", "after", "reward", "tokens")
+    return table(columns, "rlrrlrr", rows)
+
+
+def after_training(runs: Sequence[Result]) -> Interval:
+    """The accuracy of the last evaluations, with an interval in [0, 1]."""
+    mean = student([run.evaluated[-1].accuracy for run in runs])
+    return Interval(mean.value, max(0.0, mean.low), min(1.0, mean.high)) if mean.is_bounded else mean
 
 
 def reach_parts(runs: Sequence[Result]) -> list[str]:
     """The same settings on prompts within reach beside all prompts, on the same seeds."""
-    reached = [run for run in runs if run.spec.task == PROMPTS["within reach"]]
+    reached = [run for run in runs if run.spec.task == REACH]
     if not reached:
         return []
     same = {(run.spec.setting, run.spec.seed) for run in reached}
-    everywhere = [r for r in runs if r.spec.task == PROMPTS["all"] and (r.spec.setting, r.spec.seed) in same]
+    everywhere = [r for r in runs if r.spec.task != REACH and (r.spec.setting, r.spec.seed) in same]
     rows = []
     for prompts, own in (("all", everywhere), ("within reach", reached)):
-        after = student([run.evaluated[-1].accuracy for run in own])
+        after = after_training(own)
         dead = statistics.fmean(statistics.fmean(run.dead) for run in own)
         tokens = statistics.fmean(run.tokens for run in own)
         rows.append((prompts, str(len(own)), f"{after:.2f}", f"{dead:.2f}", f"{tokens:.0f}"))
-    first = everywhere or reached
-    length = statistics.fmean(run.steps[0].tokens for run in first) / (
-        first[0].spec.prompts_per_step * first[0].spec.num_generations
+    length = statistics.fmean(run.steps[0].tokens for run in everywhere) / (
+        everywhere[0].spec.prompts_per_step * everywhere[0].spec.num_generations
     )
     return [
         "## Prompts within reach",
@@ -163,19 +157,15 @@ def gradient_table(runs: Sequence[Result]) -> str:
     """A row an aggregation: norms before clipping, by the mean length of a step's completions."""
     rows = []
     for loss in LOSSES:
-        own = [run for run in runs if run.spec.setting.endswith(loss)]
+        own = [run for run in runs if f", {loss}" in run.spec.setting]
         norms = sorted(norm for run in own for norm in run.gradients if norm > 0)
         if not norms:
             continue
         clipped = sum(norm > CLIP for norm in norms) / len(norms)
-        lengths = [
-            step.tokens / (run.spec.prompts_per_step * run.spec.num_generations)
-            for run in own
-            for step in run.steps
-            if step.tokens
-        ]
+        sampled = own[0].spec.prompts_per_step * own[0].spec.num_generations
+        length = statistics.fmean(step.tokens / sampled for run in own for step in run.steps if step.tokens)
         middle = f"{statistics.median(norms):.3f}"
-        rows.append((loss, middle, f"{norms[-1]:.3f}", f"{clipped:.2f}", f"{statistics.fmean(lengths):.1f}"))
+        rows.append((loss, middle, f"{norms[-1]:.3f}", f"{clipped:.2f}", f"{length:.1f}"))
     return table(("aggregation", "median norm", "largest", "share clipped", "mean length"), "lrrrr", rows)
 
 
