@@ -63,6 +63,18 @@ def within_reach(policy: Policy, level: int, seed: int) -> Task:
     return task.within_reach(policy, low=0.1, high=0.9, n_prompts=64, max_new_tokens=IN_TIME, seed=seed)
 
 
+def maths(policy: Policy, level: int, seed: int) -> Task:
+    """Word problems as in GSM8K, prompts of 135 to 165 tokens."""
+    from rloo_kit import tasks
+
+    def fits(row: dict[str, Any]) -> bool:
+        chat = policy.tokenizer.apply_chat_template
+        return 135 <= len(chat(row["prompt"], add_generation_prompt=True, return_dict=False)) <= 165
+
+    task = tasks.reasoning_gym("gsm_symbolic", policy=policy, n_train=600, n_held_out=20, seed=seed)
+    return dataclasses.replace(task, train=task.train.filter(fits))
+
+
 def after_thought(task: Task) -> Reward:
     """The quickstart's reward: 0.2 for a thought closed once, 0.8 more for the right answer after it."""
 
@@ -116,9 +128,11 @@ TASKS: dict[str, Learned] = {
     "arithmetic": Learned(arithmetic, after_thought, (0.75, 0.85), **TINY),
     "carries": Learned(carrying, after_thought, (0.75, 0.85), evaluate_every=300, **TINY),
     "words": WORDS,
+    "maths": dataclasses.replace(WORDS, make=maths, score=lambda task: task.correct),
     "sums": dataclasses.replace(WORDS, make=sums),
     "words_within_reach": dataclasses.replace(WORDS, make=within_reach),
     "words_low_rate": dataclasses.replace(WORDS, spec=WORDS.spec | {"learning_rate": 1e-4}),
 }
 """Name -> task: additions, half of which the tiny policy solves; the half that it does not; a real small model's sums
-in words, its sums in digits, those in words that it solves sometimes, and at a third of the learning rate."""
+in words, its word problems, its sums in digits, those in words that it solves sometimes, and at a third of the learning
+rate."""

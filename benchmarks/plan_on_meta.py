@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tables import RESULTS, command_line, document, table
+from tables import RESULTS, document, table, write
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / ".triton")]
@@ -83,18 +83,16 @@ def planned(case: dict[str, Any]) -> dict[str, int]:
     checkpoint = dataclasses.replace(whole, layers=case["layers"] or whole.layers, four_bit_repository=None)
     phases = Step(model_of(checkpoint, settings.lora_rank, four_bit=True), settings).phases()
     phases["load"].pop(BUFFER)  # what is read here is quantised already
-    estimated = (CONTEXT, FRAGMENTATION, WORKSPACES)  # and what no pretended card has
-    return {
-        name: sum(size for part, size in parts.items() if part not in estimated)
-        for name, parts in phases.items()
-    }
+    estimated = {CONTEXT, FRAGMENTATION, WORKSPACES}  # and what no pretended card has
+    return {name: sum(parts[part] for part in parts.keys() - estimated) for name, parts in phases.items()}
 
 
 def measure(cases: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
     from benchmarks.pretended import start
 
     start("rtx 3090", target="meta")
-    from benchmarks.pretended.trace import Case, make_passes_run, run
+    from benchmarks.pretended.meta import make_passes_run
+    from benchmarks.pretended.trace import Case, run
 
     mode, found = make_passes_run(), []
     for given in cases:
@@ -130,16 +128,7 @@ def row(entry: dict[str, Any]) -> list[str]:
 
 def report(found: list[dict[str, Any]], command: str) -> str:
     all_ratios = [ratio for entry in found for ratio in ratios(entry)]
-    columns = (
-        "policy",
-        "layers",
-        "rows by micro-batch",
-        "tokens",
-        "padded",
-        "checkpointing",
-        "AdamW",
-        "peak GiB",
-    )
+    columns = ("policy", "layers", "rows by micro-batch", "tokens", "padded", "checkpointing", "AdamW")
     return document(
         "The memory plan beside Unsloth's own code",
         command,
@@ -147,7 +136,7 @@ def report(found: list[dict[str, Any]], command: str) -> str:
         "counted. A phase's figure is planned / traced, tensors alone; the peak is the largest phase's, traced.",
         f"{len(found)} configurations, {len(all_ratios)} phases: planned / traced from {min(all_ratios):.4f} to "
         f"{max(all_ratios):.4f}.",
-        table((*columns, *COUNTED), "lrlllllr" + "r" * len(COUNTED), map(row, found)),
+        table((*columns, "peak GiB", *COUNTED), "lrlllllr" + "r" * len(COUNTED), map(row, found)),
         "Not traced: the CUDA context, fragmentation, projections that repositories keep in 16 bit, a matrix in full "
         "while it is quantised, and what a kernel allocates inside.",
     )
@@ -167,7 +156,7 @@ def main() -> None:
     if not given.stored:
         stored.write_text(json.dumps(measure(FULL), indent=1) + "\n")
     found = json.loads(stored.read_text())
-    (RESULTS / "plan_on_meta.md").write_text(report(found, command_line()))
+    write("plan_on_meta", lambda command: report(found, command))
 
 
 if __name__ == "__main__":

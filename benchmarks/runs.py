@@ -15,7 +15,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -211,13 +211,27 @@ def digest(spec: Spec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def store(name: str, results: Iterable[Result]) -> None:
-    lines = ",\n".join(result.to_json() for result in results)
-    (RESULTS / f"{name}.json").write_text(f"[\n{lines}\n]\n")
-
-
 def stored(name: str) -> list[Result]:
-    return [Result.from_json(data) for data in json.loads((RESULTS / f"{name}.json").read_text())]
+    file = RESULTS / f"{name}.json"
+    return [Result.from_json(data) for data in json.loads(file.read_text())] if file.exists() else []
+
+
+def measured(
+    name: str, wanted: Iterable[Spec], order: Callable[[Result], Any], fresh: bool = False
+) -> list[Result]:
+    """All runs of results/NAME.json in their order.  Those of ``wanted`` that are not there, or all if ``fresh``, are
+    measured first, and each is added as soon as it is done."""
+    known = {run.spec: run for run in stored(name)}
+    for spec in wanted:
+        if fresh or spec not in known:
+            run = known[spec] = measure(spec, fresh)
+            lines = ",\n".join(one.to_json() for one in sorted(known.values(), key=order))
+            (RESULTS / f"{name}.json").write_text(f"[\n{lines}\n]\n")
+            gained = f", accuracy {run.evaluated[-1].accuracy}" if run.evaluated else ""
+            print(
+                f"{spec.setting or spec.variant}, seed {spec.seed}: {run.tokens} tokens{gained}", flush=True
+            )
+    return sorted(known.values(), key=order)
 
 
 def described(results: list[Result]) -> str:

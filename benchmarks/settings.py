@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from learned import TASKS
-from runs import Result, Spec, described, measure, store, stored
-from tables import RESULTS, command_line, document, student, table
+from runs import Result, Spec, described, measured
+from tables import document, student, table, write
 
 from rloo_kit.evaluation.intervals import Interval
 
@@ -49,18 +49,13 @@ def main() -> None:
     parser.add_argument("--stored", action="store_true", help="measure nothing")
     asked = parser.parse_args()
     name = f"settings_{asked.task.partition('_')[0]}"
-    known = {run.spec: run for run in stored(name)} if (RESULTS / f"{name}.json").exists() else {}
     own = {"lora_rank": asked.rank, "lora_alpha": asked.alpha, "warmup_steps": asked.warmup}
     grid = itertools.product(asked.seeds, asked.losses, asked.rates, asked.updates)
-    for seed, loss, rate, updates in () if asked.stored else grid:
-        spec = spec_of(asked.task, seed, asked.steps, rate, updates, loss, own)
-        if spec not in known:
-            known[spec] = measure(spec)
-            store(name, sorted(known.values(), key=lambda run: (run.spec.seed, run.spec.setting)))
-            print(spec.setting, f"seed {seed}:", known[spec].evaluated[-1].accuracy, flush=True)
-    text = report(list(known.values()))
-    print("\n" + text)
-    (RESULTS / f"{name}.md").write_text(text)
+    wanted = (
+        spec_of(asked.task, seed, asked.steps, rate, updates, loss, own) for seed, loss, rate, updates in grid
+    )
+    runs = measured(name, () if asked.stored else wanted, lambda run: (run.spec.seed, run.spec.setting))
+    write(name, lambda command: report(runs, command))
 
 
 def spec_of(
@@ -83,13 +78,13 @@ def spec_of(
     )
 
 
-def report(runs: Sequence[Result]) -> str:
+def report(runs: Sequence[Result], command: str) -> str:
     """The document: the machine, a row for each setting, and how far a step goes by length of the completions."""
     spec = runs[0].spec
     steps = spec.max_steps // spec.num_iterations
     return document(
         f"Learning rate, updates a batch and aggregation: SmolLM2-135M on {TITLES[spec.task.partition('_')[0]]}",
-        command_line(),
+        command,
         described(list(runs)),
         f"Each run: {steps} generation batches of {spec.prompts_per_step} prompts x K {spec.num_generations}, at most "
         f"{spec.max_completion_length} tokens, constant rate, no warm-up, beta 0, LoRA as load_policy makes it, in "

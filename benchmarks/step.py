@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from learned import TASKS
 from phases import PHASES
-from runs import VARIANTS, Result, Spec, described, measure, store, stored
-from tables import RESULTS, command_line, document, table
+from runs import VARIANTS, Result, Spec, described, measured
+from tables import document, table, write
 
 NAME = "step_real"
 LEVERS = (
@@ -49,42 +49,23 @@ def main() -> None:
     parser.add_argument("--trainer", nargs="+", choices=VARIANTS, metavar="NAME")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument(
-        "--rewards", nargs="+", choices=("apart", "as they come"), default=["apart", "as they come"]
-    )
-    parser.add_argument(
         "--fresh", action="store_true", help="measure again what an earlier kit was measured on"
     )
     parser.add_argument("--stored", action="store_true", help="measure nothing")
     asked = parser.parse_args()
-    known = {run.spec: run for run in stored(NAME)} if (RESULTS / f"{NAME}.json").exists() else {}
-    for spec in () if asked.stored else specs(asked):
-        if asked.fresh or spec not in known:
-            known[spec] = measure(spec)
-            store(NAME, sorted(known.values(), key=order))
-            print(
-                spec.task,
-                spec.variant,
-                f"{statistics.median(per_token(known[spec])):.1f} ms a token",
-                flush=True,
-            )
-    text = report(sorted(known.values(), key=order), command_line())
-    print("\n" + text)
-    (RESULTS / f"{NAME}.md").write_text(text)
+    runs = measured(NAME, () if asked.stored else specs(asked), order, asked.fresh)
+    write(NAME, lambda command: report(runs, command))
 
 
-def specs(asked: argparse.Namespace) -> list[Spec]:
+def specs(asked: argparse.Namespace) -> Iterator[Spec]:
     """The runs asked for, repeats outermost; with rewards as they come of stock and the kit alone, unless named."""
-    found = []
     for repeat in range(asked.repeats):
         for task in asked.workload or WORKLOADS:
             _, settings, trainers = WORKLOADS[task]
-            for rewards in asked.rewards:
-                short = ("stock", "kit") if rewards == "as they come" else trainers
-                for name in asked.trainer or short:
-                    own: dict[str, Any] = {"no_ties": rewards == "apart", **TASKS[task].spec, **settings}
-                    own["steps"] = own["max_steps"]
-                    found.append(Spec(name, task=task, repeat=repeat, **own))
-    return found
+            own: dict[str, Any] = {"steps": settings["max_steps"], **TASKS[task].spec, **settings}
+            for no_ties, names in ((True, trainers), (False, ("stock", "kit"))):
+                for name in asked.trainer or names:
+                    yield Spec(name, task=task, repeat=repeat, no_ties=no_ties, **own)
 
 
 def order(run: Result) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rloo_kit.evaluation.intervals import Interval, has_no_spread
@@ -30,12 +30,23 @@ def table(columns: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> 
     return "\n".join([f"| {lines[0]} |", f"|{rules}", *(f"| {line} |" for line in lines[1:])])
 
 
-def command_line() -> str:
-    """How this benchmark was called, as Markdown; ``--stored`` is left out, because it measures nothing."""
+def write(name: str, report: Callable[[str], str]) -> None:
+    """Print what ``report`` makes of the command and write it to results/NAME.md; ``--stored``, which measures nothing,
+    leaves the command that stands there."""
+    file = RESULTS / f"{name}.md"
     threads = os.environ.get("OMP_NUM_THREADS")
     words = [f"OMP_NUM_THREADS={threads}"] if threads else []
-    given = [word for word in sys.argv[1:] if word != "--stored"]
-    return f"`{shlex.join([*words, 'python', f'benchmarks/{Path(sys.argv[0]).name}', *given])}`"
+    command = f"`{shlex.join([*words, 'python', f'benchmarks/{Path(sys.argv[0]).name}', *sys.argv[1:]])}`"
+    if "--stored" in sys.argv:
+        command = command_of(file)
+    text = report(command)
+    print("\n" + text)
+    file.write_text(text)
+
+
+def command_of(file: Path) -> str:
+    """The command that a document names, as Markdown: the first code in it."""
+    return f"`{file.read_text().split('`')[1]}`"
 
 
 def cpu_name() -> str:

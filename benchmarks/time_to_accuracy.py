@@ -1,6 +1,6 @@
 """How many generated tokens until the policy is good: stock TRL under unsloth beside the kit, and settings of each.
 
-    OMP_NUM_THREADS=1 python benchmarks/time_to_accuracy.py --seeds 0 1 2 3 --jobs 2
+    OMP_NUM_THREADS=1 python benchmarks/time_to_accuracy.py --seeds 0 1 2 3
     OMP_NUM_THREADS=1 python benchmarks/time_to_accuracy.py --task carries
 
 Sampling is nearly all of a step on a GPU, so the tokens generated until a held-out greedy accuracy are the figure that
@@ -19,19 +19,17 @@ Writes NAME.md and NAME.png beside it; --stored writes them again and measures n
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from learned import TASKS
-from phases import PHASES
-from runs import Evaluated, Result, Spec, described, measure, store, stored
-from tables import RESULTS, command_line, document, student, table
+from runs import Evaluated, Result, Spec, described, measured
+from tables import RESULTS, document, student, table, write
 
 from rloo_kit.evaluation.intervals import Interval
 
@@ -57,23 +55,18 @@ Runs = Mapping[str, Mapping[int, Result]]  # Setting -> seed -> its run
 
 
 def main() -> None:
-    """Run what is missing, and write the table, the picture and the raw results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--setting", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(24)))
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--task", choices=TASKS, default=Spec.task)
     parser.add_argument("--most", type=int, default=12_000, help="tokens of a run that is not there yet")
-    parser.add_argument("--evaluate-every", type=int, help="tokens between evaluations; default: the task's")
     parser.add_argument("--fresh", action="store_true", help="measure again what was measured before")
     parser.add_argument("--stored", action="store_true", help="measure nothing")
     asked = parser.parse_args()
-    if not asked.stored:
-        measured(asked)
-    name, runs = name_of(asked.task), stored_runs(asked.task)
-    text = report(runs, command_line())
-    print("\n" + text)
-    (RESULTS / f"{name}.md").write_text(text)
+    name, wanted = name_of(asked.task), itertools.product(asked.seeds, asked.setting)
+    specs = (spec_of(asked.task, setting, seed, asked.most) for seed, setting in wanted)
+    runs = by_setting(measured(name, () if asked.stored else specs, order, asked.fresh))
+    write(name, lambda command: report(runs, command))
     picture(runs).savefig(RESULTS / f"{name}.png", dpi=120)
 
 
@@ -81,44 +74,25 @@ def name_of(task: str) -> str:
     return NAME if task == Spec.task else f"{NAME}_{task}"
 
 
-def measured(asked: argparse.Namespace) -> None:
-    """Measure what the .json does not have, and add each run to it as soon as it is done."""
-    wanted = [spec_of(name, seed, asked) for seed in asked.seeds for name in asked.setting]
-    name = name_of(asked.task)
-    there = (RESULTS / f"{name}.json").exists()
-    known = {run.spec: run for run in stored(name)} if there else {}
-    missing = [spec for spec in wanted if asked.fresh or spec not in known]
-    with ThreadPoolExecutor(asked.jobs) as pool:
-        for run in pool.map(lambda spec: measure(spec, asked.fresh), missing):
-            known[run.spec] = run
-            store(name, sorted(known.values(), key=lambda run: (run.spec.seed, order_of(run.spec))))
-            took = (reached(run, target) for target in TASKS[asked.task].targets)
-            shown = ", ".join(f"{at.tokens:.0f}" if at else "not reached" for at in took)
-            print(f"{run.spec.setting}, seed {run.spec.seed}: {shown}", flush=True)
+def spec_of(task: str, setting: str, seed: int, most: int) -> Spec:
+    learned = TASKS[task]
+    ends: dict[str, Any] = {"max_steps": 1000, "most": most, "target": learned.targets[-1]}
+    own = ends | {"evaluate_every": learned.evaluate_every} | learned.spec | SETTINGS[setting]
+    return Spec(task=task, setting=setting, seed=seed, **own)
 
 
-def spec_of(name: str, seed: int, asked: argparse.Namespace) -> Spec:
-    learned = TASKS[asked.task]
-    every = asked.evaluate_every or learned.evaluate_every
-    shared = {"task": asked.task, "evaluate_every": every, "most": asked.most, "target": learned.targets[-1]}
-    return Spec(setting=name, seed=seed, max_steps=1000, **shared, **learned.spec | SETTINGS[name])
-
-
-def order_of(spec: Spec) -> int:
-    """The place of a run's setting in the tables; one that was measured and is no longer there comes last."""
+def order(run: Result) -> tuple[int, int]:
+    """By seed; a setting that was measured and is no longer there comes last."""
     names = list(SETTINGS)
-    return names.index(spec.setting) if spec.setting in names else len(names)
+    return run.spec.seed, names.index(run.spec.setting) if run.spec.setting in names else len(names)
 
 
-def stored_runs(task: str = Spec.task) -> Runs:
-    """The runs of a task's .json by setting and seed."""
+def by_setting(runs: Iterable[Result]) -> Runs:
+    """The runs by setting, in the order of :data:`SETTINGS`, and seed."""
     found: dict[str, dict[int, Result]] = {}
-    for run in sorted(stored(name_of(task)), key=lambda run: order_of(run.spec)):
+    for run in sorted(runs, key=lambda run: order(run)[1]):
         found.setdefault(run.spec.setting, {})[run.spec.seed] = run
     return found
-
-
-# --- one run
 
 
 @dataclass(frozen=True)
@@ -131,7 +105,7 @@ class Reached:
 
 def reached(run: Result, target: float) -> Reached | None:
     """When it first had that accuracy, linear between evaluations; None where it never had (a censored run)."""
-    for before, after in pairwise(run.evaluated):
+    for before, after in itertools.pairwise(run.evaluated):
         if after.accuracy >= target:
             rise = after.accuracy - before.accuracy
             return spent_at(before, after, max(0.0, (target - before.accuracy) / rise) if rise > 0 else 1.0)
@@ -152,9 +126,6 @@ def spent_at(before: Evaluated, after: Evaluated, share: float) -> Reached:
 
     seconds = between(before.spent.cpu_seconds, after.spent.cpu_seconds)
     return Reached(between(before.tokens, after.tokens), seconds)
-
-
-# --- settings, compared
 
 
 def ratios(runs: Runs, setting: str, target: float, figure: str) -> list[float]:
@@ -212,9 +183,6 @@ def report(runs: Runs, command: str) -> str:
         "## Each seed",
         f"Tokens until {spec.target}.",
         seed_table(runs),
-        "## A thousand generated tokens, by phase",
-        "CPU seconds; mean over a run, median over seeds.",
-        phase_table(runs),
     )
 
 
@@ -276,17 +244,6 @@ def seed_table(runs: Runs) -> str:
     seeds = sorted({seed for own in runs.values() for seed in own})
     rows = [[str(seed), *(cell(runs[setting].get(seed)) for setting in runs)] for seed in seeds]
     return table(("seed", *runs), "r" * (1 + len(runs)), rows)
-
-
-def phase_table(runs: Runs) -> str:
-    """CPU seconds for a thousand generated tokens in each phase."""
-
-    def median(setting: str, phase: str | None) -> float:
-        own = runs[setting].values()
-        return statistics.median(1000 * sum(run.seconds("cpu_seconds", phase)) / run.tokens for run in own)
-
-    rows = [[p or "all", *(f"{median(setting, p):.3f}" for setting in runs)] for p in (*PHASES, None)]
-    return table(("phase", *runs), "l" + "r" * len(runs), rows)
 
 
 def picture(runs: Runs) -> Figure:

@@ -76,12 +76,9 @@ class _Showing(NotebookClient):
         return f"{added}\n" if added else ""
 
 
-def run(notebook: Path, seed: int = 0) -> Run:
+def run(notebook: Path) -> Run:
     """Execute a copy of the quickstart notebook, left under out/, and ask its kernel for the results."""
     started, book = time.monotonic(), nbformat.read(notebook, as_version=4)
-    for cell in book.cells:
-        if cell.source == "seed = 0":
-            cell.source = f"seed = {seed}"
     where = {"metadata": {"path": str(notebook.parent)}}
     client = _Showing(book, timeout=None, kernel_name="python3", resources=where)
     OUT.mkdir(exist_ok=True)

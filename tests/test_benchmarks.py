@@ -4,7 +4,7 @@ import dataclasses
 import math
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import learned
 import runs
-import seeds
 import step
+import tables
 import time_to_accuracy
 from phases import PHASES, Meter, Spent, peak_bytes, reset_peak
 from phases import Step as Update
@@ -146,7 +146,15 @@ REACHES = [(0, 0.5), (3, 0.84), (6, 0.85), (9, 0.8)]
 NEVER = [(0, 0.5), (3, 0.6), (6, 0.7), (9, 0.8)]
 
 
-STORED = [name for name in learned.TASKS if (runs.RESULTS / f"{time_to_accuracy.name_of(name)}.md").exists()]
+def tokens_report(found: Sequence[Result], command: str) -> str:
+    return time_to_accuracy.report(time_to_accuracy.by_setting(found), command)
+
+
+REPORTS: dict[str, Callable[[Sequence[Result], str], str]] = {
+    "step_real": step.report,
+    **{file.stem: tokens_report for file in sorted(runs.RESULTS.glob("time_to_accuracy*.md"))},
+}
+"""Name of a stored result -> what makes its document of the stored runs and the command."""
 
 
 class TestRuns:
@@ -158,10 +166,10 @@ class TestRuns:
         assert reward(completions=completions, answer=["42"] * 6) == [1.0, 0.0, 0.2, 0.0, 1.0, 1.0]
         assert (reward.dead, reward.means) == ([1 / 3], [0.5333])
 
-    @pytest.mark.parametrize("task", STORED)
-    def test_a_stored_table_is_what_the_stored_runs_give(self, task: str) -> None:
-        text = (runs.RESULTS / f"{time_to_accuracy.name_of(task)}.md").read_text()
-        assert time_to_accuracy.report(time_to_accuracy.stored_runs(task), f"`{text.split('`')[1]}`") == text
+    @pytest.mark.parametrize("name", REPORTS)
+    def test_a_stored_table_is_what_the_stored_runs_give(self, name: str) -> None:
+        file = runs.RESULTS / f"{name}.md"
+        assert REPORTS[name](runs.stored(name), tables.command_of(file)) == file.read_text()
 
 
 def pair_of(first: Sequence[Result], other: Sequence[Result]) -> time_to_accuracy.Runs:
@@ -238,7 +246,6 @@ class TestTimeToAccuracy:
         assert "| stock | 4 x 8 | 0.001 | 2 |" in text
         assert " | 600 | 1 | 1 | 1 | 1 |" in text
         assert "| 1 | over 900 | 600 |" in text
-        assert "| generate | 40.000 | 10.000 |" in text
         panels = time_to_accuracy.picture(runs).axes
         assert [len(panel.get_lines()) for panel in panels] == [2 + 2, 2 + 2], (
             "two seeds, their mean, the target"
@@ -246,10 +253,6 @@ class TestTimeToAccuracy:
 
 
 class TestStep:
-    def test_the_stored_table_is_what_the_stored_runs_give(self) -> None:
-        text = (runs.RESULTS / f"{step.NAME}.md").read_text()
-        assert step.report(runs.stored(step.NAME), f"`{text.split('`')[1]}`") == text
-
     def test_the_table_compares_each_trainer_with_stock_by_the_token_without_the_first_step(self) -> None:
         seconds = {"stock": 4.0, "kit": 1.0, "stock, recomputing": 8.0, "kit, recomputing": 2.0}
         slow = Update({name: Spent(100, 100) for name in PHASES}, 1)
@@ -258,9 +261,3 @@ class TestStep:
         text = step.report(results, "`python benchmarks/step.py`")
         assert "| kit | 1 | 10.00 [10.00, 10.00] | 0.25 | 10.00 | 0.00 |" in text
         assert "| kit, recomputing | 1 | 20.00 [20.00, 20.00] | 0.25 |" in text
-
-
-@pytest.mark.parametrize("what", seeds.TITLES)
-def test_what_is_stored_of_seeds_is_what_the_table_shows(what: str) -> None:
-    text = (seeds.RESULTS / f"{seeds.FILES[what]}.md").read_text()
-    assert seeds.report(what, seeds.stored(what), f"`{text.split('`')[1]}`") == text
