@@ -1,9 +1,16 @@
-"""answer_reward: what a text asserts, and whether that is the gold answer."""
+"""answer_reward: what a text asserts, and whether that is the gold answer.
+
+Tables: rules.jsonl, a rule a line; answers/*.jsonl, attacks and right answers by writers who did not know the rules and
+by a generator (benchmarks/results/answer_sets.md has what was paid and refused before they were known).  With a form
+named only the form is read, and a case that words around it make an attack ("not \\boxed{42}") is paid: "by_form".  A
+case that the gold answer cannot decide is "set_aside".  fresh_answers.jsonl is older and has no forms.
+"""
 
 import json
 import operator
 import pickle
 import types
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -14,49 +21,61 @@ import rewards
 from rewards import FORMS, answer_reward, answers, instruction
 from rewards.answers import is_right
 
-# Kind, form, gold answer, text after the thought, whether it is right, and why; more in answers/*.jsonl.
-RULES = [json.loads(line) for line in Path(__file__).with_name("rules.jsonl").read_text("utf-8").splitlines()]
+HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule['form']} {rule['why']}")
+def cases_of(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize(
+    "rule", cases_of(HERE / "rules.jsonl"), ids=lambda rule: f"{rule['form']} {rule['why']}"
+)
 def test_the_form_is_read_and_then_the_value(rule):
     assert is_right(rule["text"], rule["gold"], rule["kind"], form=rule["form"]) is rule["right"], rule["why"]
 
 
-# Golds as MATH, olympiads and textbooks have them.
-GOLDS = r"""
-x \in [1,3] @ x\in(-\infty,1)\cup(2,\infty) @ 2^{1000} @ 2^{2024} @ 2^{1009}-1 @ 2012^{2011} @ 100! @ \frac{1}{2^{2024}}
-n\cdot 2^{2024} @ \frac{\sqrt{3}}{2} @ 2\sqrt{13} @ \pi @ 3\pi @ \frac{9\pi}{4} @ x^2+7x+10 @ (3, \frac{\pi}{2}) @ p - q
-\left( \frac{3}{2}, -13 \right) @ [-2,7] @ (-\infty,2]\cup[5,\infty) @ \{1,2,3\} @ \emptyset @ \text{Evelyn}
-\text{even} @ \text{(C)} @ \text{June 20} @ y = -2x + 3 @ 6r^2-4r-24 @ 1+2i @ -3 \pm \sqrt{5} @ 1,-2 @ 204_5 @ 1011_2
-BC_{16} @ \infty @ \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} @ \begin{pmatrix} -1 \\ 2 \end{pmatrix} @ x > 5
-1 \le x \le 3 @ x \ge -2 @ e^{i\pi/3} @ \log_2 3 @ \cos 2x @ \binom{10}{3} @ \sin^2 x @ \sqrt[3]{4} @ a^2+2ab+b^2
-2k\pi, k \in \mathbb{Z} @ n!
-\frac{n(n+1)}{2} @ f(x) = x^2 @ \sqrt{x} + C @ 0.\overline{3} @ \triangle ABC @ 12\sqrt{2}\text{ cm} @ 10^{100}
-xyz @ AB @ \lfloor x \rfloor @ |x-1| @ \overline{AB} @ 3:2 @ 2^{n+1}-1 @ 1, 2, \ldots, 9 @ a \neq 0 @ \mathbb{R}
-(x-1)^2+y^2=4
-"""
+def misjudged(cases, *, guessing):
+    """(how many, of how many) attacks and right answers; with the form that was asked for, or guessing it.
+
+    A guess cannot know that all of a text was to be the answer, nor that another form was asked for.
+    """
+    counts = {True: [0, 0], False: [0, 0]}
+    groups = defaultdict(list)  # a batch for each reward, as in training
+    for case in cases:
+        left_out = case["form"] == "whole" or "only_form" in case if guessing else case["form"] == "prose"
+        if "set_aside" not in case and not left_out:
+            groups[case["kind"], "auto" if guessing else case["form"]].append(case)
+    for (kind, form), batch in groups.items():
+        texts, answers = ([case[key] for case in batch] for key in ("text", "gold"))
+        scores = answer_reward(kind, form=form)(completions=texts, answer=answers)
+        for case, score in zip(batch, scores, strict=True):
+            count = counts[case["right"]]
+            count[:] = count[0] + ((score == 1.0) is not case.get("by_form", case["right"])), count[1] + 1
+    return counts[False], counts[True]
 
 
-def test_a_gold_answer_in_a_box_is_right_whatever_algebra_makes_of_it():
-    golds = [gold.strip() for gold in GOLDS.replace("\n", "@").split("@") if gold.strip()]
-    scores = answer_reward("math", form="boxed")(completions=[rf"\boxed{{{g}}}" for g in golds], answer=golds)
-    assert len(golds) > 60
-    assert [gold for gold, score in zip(golds, scores, strict=True) if score != 1.0] == []
+@pytest.mark.parametrize("algebra", [False, pytest.param(True, marks=pytest.mark.long)], ids=["", "algebra"])
+@pytest.mark.parametrize("path", sorted((HERE / "answers").glob("*.jsonl")), ids=lambda path: path.stem)
+def test_a_form_is_read_by_its_rule_and_a_guess_refuses_in_doubt(path, algebra):
+    """Algebra takes 15 s of a set: make test asks it of the latest alone."""
+    latest = path.stem in ("d", "natural")
+    cases = [c for c in cases_of(path) if algebra or latest or c["kind"] != "math"]
+    (paid, _), (refused, _) = misjudged(cases, guessing=False)
+    assert paid == refused == 0
+    prose = [case for case in cases if case["form"] == "prose"]
+    (paid, attacks), (refused, right) = misjudged(prose, guessing=True)
+    assert paid <= 0.02 * attacks
+    assert refused <= 0.65 * right
 
 
-# What the guess without a form reads, and what it leaves alone.
-READ = ["So the answer is 42.", "**Final Answer**\n\n42", "The sum of both is **42**.",
-        "Step 1: 7 + 5 = 12. Step 2: 30 + 12 = 42. The answer is 42.",
-        "40 and 2 more, so he has 42 apples."]  # fmt: skip
-LEFT = ["41 or 42", "It is not 42.", "The answer is at least 42.", "The answer is 41. The answer is 42.", "Is it 42?",
-        "The answer is 42. Scratch that.", "- 41\n- 42", "See page 42.",
-        "Die Antwort lautet 42.", "答案是42。"]  # fmt: skip
-
-
-@pytest.mark.parametrize("text", READ + LEFT)
-def test_without_a_form_english_labels_and_the_last_sentence_are_read_and_nothing_in_doubt(text):
-    assert is_right(text, "42") is (text in READ)
+@pytest.mark.parametrize(("right", "most"), [(False, 0.05), (True, 0.2)], ids=["attacks", "right answers"])
+def test_of_the_older_cases_few_are_misjudged(right, most):
+    older = cases_of(HERE / "fresh_answers.jsonl")
+    cases = [case for case in older if case["right"] is right]
+    kinds = ("choice" if case["gold"].isalpha() else "number" for case in cases)
+    wrong = [c for c, kind in zip(cases, kinds, strict=True) if is_right(c["text"], c["gold"], kind) != right]
+    assert len(wrong) <= most * len(cases)
 
 
 def test_a_form_has_a_sentence_for_the_prompt_and_an_unknown_one_is_named():
@@ -166,7 +185,7 @@ def test_of_a_completion_in_a_loop_only_the_end_and_a_few_statements_are_read(un
         assert answer_reward(kind)(completions=[text], answer=[gold]) == [0.0]
 
 
-@given(st.text(max_size=200), st.text(max_size=20))
+@given(st.text(max_size=200) | st.text("0123456789+-*/.,= x^\\{}()%e "), st.text(max_size=20))
 @example("9" * 5000, "9")
 @example("1e999999", "1")
 @example(r"\frac{1}{0}", "1")

@@ -9,7 +9,6 @@ from rewards import CASES, FORMS, Case, ThinkTokens, audit
 from rewards.audit_cases import NOTHING, PAYS, QUESTIONS, fill, gold_forms
 
 PROMPT_OPENS = ThinkTokens(151667, 151668, (151645,), prompt_opens=True)
-WRITTEN = [case for case in CASES if case.family in ("honest", "nothing", "filler thought", "all listed")]
 REPORTED = [case for case in CASES if case.family in ("honest", "nothing", "filler thought", "negated")]
 
 
@@ -21,8 +20,8 @@ BOTH = rewards.thought_then_answer(correct=rewards.answer_reward())
 OPENED = rewards.answer_reward(tokens=PROMPT_OPENS)
 OURS = [
     BOTH,
-    rewards.thought_then_answer(),
     OPENED,
+    rewards.thought_then_answer(),
     rewards.thought_then_answer(PROMPT_OPENS, correct=OPENED),
 ]
 

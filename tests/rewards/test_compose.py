@@ -64,13 +64,9 @@ def test_only_for_calls_the_reward_with_its_rows_alone():
 
 
 def test_a_gate_calls_the_reward_with_the_rows_it_is_open_for_alone():
-    by, inner = (
-        Scores("by", {"x": 1.0, "y": 0.0, "z": None, "w": 2.0}),
-        Scores("inner", {"x": None, "w": 3.0}),
-    )
-    reward = gated(by=by, reward=inner, otherwise=-1.0)
-    assert reward(completions=list("wxyz"), answer=list("abcd")) == [3.0, None, -1.0, None]
-    assert inner.seen == [["w", "x"]]
+    inner = Scores("inner", {"x": None})
+    assert gated(by=A, reward=inner, otherwise=-1.0)(completions=XYZ) == [None, -1.0, None]
+    assert inner.seen == [["x"]]
 
 
 def test_cached_computes_each_completion_once():

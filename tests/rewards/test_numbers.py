@@ -3,10 +3,8 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rewards.numbers import Number, to_number
+from rewards.numbers import to_number
 
 # A value, and texts that state it; "-" for those that state none, several or an expression.
 VALUES = r"""
@@ -44,26 +42,25 @@ def test_a_text_states_one_number_or_none(line):
         assert (found and found.value) == (None if value == "-" else Fraction(value)), text
 
 
-SAME = {
-    "50% @ 0.5",
-    "50 @ 50%",
-    "0.5 @ 50%",
-    "150% @ 1.5",
-    "0.333333 @ 1/3",
-    "5 @ $5",
-    "36 cm^2 @ 36 square cm",
-}
-SAME |= {"65 km/h @ 65 kilometers per hour"}
-OTHER = {"25% @ 25 dollars", "0.333 @ 1/3", "24 m^2 @ 24 m", "3 minutes @ 3 hours", "£30 @ 30 €"}
+# A text, the gold answer, and whether the text is right.
+PAIRS = """
+50% @ 0.5 @ True
+50 @ 50% @ True
+0.5 @ 50% @ True
+150% @ 1.5 @ True
+25% @ 25 dollars @ False
+0.333333 @ 1/3 @ True
+0.333 @ 1/3 @ False
+5 @ $5 @ True
+£30 @ 30 € @ False
+36 cm^2 @ 36 square cm @ True
+24 m^2 @ 24 m @ False
+65 km/h @ 65 kilometers per hour @ True
+3 minutes @ 3 hours @ False
+""".strip().splitlines()
 
 
-@pytest.mark.parametrize("both", sorted(SAME | OTHER))
-def test_percent_and_units_count_where_both_have_them(both):
-    text, gold = both.split(" @ ")
-    assert to_number(text).same(to_number(gold)) is (both in SAME)
-
-
-@given(st.text(alphabet="0123456789+-*/.,= x^\\{}()%e ", max_size=30))
-def test_any_formula_is_a_number_or_none(text):
-    number = to_number(text)
-    assert number is None or isinstance(number, Number)
+@pytest.mark.parametrize("line", PAIRS)
+def test_percent_and_units_count_where_both_have_them(line):
+    text, gold, right = line.split(" @ ")
+    assert str(to_number(text).same(to_number(gold))) == right

@@ -1,6 +1,5 @@
 """The package as a whole: light, alone, picklable, and at home in TRL's trainers."""
 
-import os
 import pickle
 import shutil
 import subprocess
@@ -14,15 +13,6 @@ import rewards
 PACKAGE = Path(rewards.__file__).parent
 
 
-def run(code: str, *flags: str, cwd: Path | None = None) -> str:
-    """Run code in a fresh interpreter; with -I and -S without site-packages."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE.parent)}
-    command = [sys.executable, *flags, "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=500)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
-
-
 def test_the_package_works_alone_with_nothing_but_the_standard_library(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "rewards", ignore=shutil.ignore_patterns("__pycache__"))
     code = (
@@ -34,12 +24,14 @@ def test_the_package_works_alone_with_nothing_but_the_standard_library(tmp_path)
         "try: rewards.overlong_reward(10, 5)\n"
         "except ImportError as error: print('ImportError')\n"
     )
-    assert run(code, "-I", "-S", cwd=tmp_path).split("\n")[:4] == ["[1.0]", "0", "ImportError", ""]
+    command = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=500)
+    assert done.stdout.split("\n")[:4] == ["[1.0]", "0", "ImportError", ""], done.stderr
 
 
-def test_importing_it_imports_nothing_heavy_and_no_module_hides_a_public_name():
+def test_importing_it_imports_nothing_heavy_and_no_module_hides_a_public_name(script):
     heavy = {"torch", "transformers", "trl", "numpy", "math_verify", "datasets", "rloo_kit", "unsloth"}
-    assert run(f"import sys, rewards; print({heavy} & {{*sys.modules}})") == "set()\n"
+    assert script(f"import sys, rewards; print({heavy} & {{*sys.modules}})").stdout == "set()\n"
     assert not {module.stem for module in PACKAGE.glob("*.py")} & set(rewards.__all__)
 
 
@@ -117,6 +109,6 @@ print("trained")
 """
 
 
-def test_the_rewards_run_unchanged_in_trls_trainers_on_text_and_in_chats(tmp_path):
+def test_the_rewards_run_unchanged_in_trls_trainers_on_text_and_in_chats(script):
     pytest.importorskip("trl")
-    assert "trained" in run(TRAIN, cwd=tmp_path)
+    assert "trained" in script(TRAIN).stdout

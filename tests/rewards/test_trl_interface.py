@@ -5,13 +5,16 @@ import functools
 import inspect
 import pickle
 import re
+import signal
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import rewards
-from rewards import RewardCallError, RewardSignatureError, RewardValueError, guarded
+from rewards import RewardCallError, RewardSignatureError, RewardValueError, clipped, guarded, rubric_reward
 
 
 class Returns:
@@ -68,13 +71,6 @@ def test_bad_values_are_refused_by_name_and_sample(returned, sample, says):
     assert (where[:23], todo[:12]) == ("Where: reward 'returns'", "What to do: ")
 
 
-def test_a_column_of_objects_that_cannot_be_copied_reaches_the_reward():
-    def reward(completions, locks, **kwargs):
-        return [float(lock.locked()) for lock in locks]
-
-    assert guarded(reward)(completions=["a"], locks=[threading.Lock()]) == [0.0]
-
-
 def test_an_exception_keeps_the_rewards_own_traceback_and_an_interrupt_passes_through():
     def broken(completions, answer, **kwargs):
         raise answer[0]
@@ -118,16 +114,16 @@ def needs_solution(completions, **kwargs):
 needs_solution.columns = ("solution",)
 
 
-def test_a_reward_edits_its_own_lists():
-    def edits(prompts, completions, completion_ids, embedding, tags, **kwargs):
+def test_a_reward_edits_its_own_lists_and_gets_what_cannot_be_copied():
+    def edits(prompts, completions, completion_ids, embedding, tags, locks, **kwargs):
         prompts[0][0]["content"] = completions[0][0]["content"] = ""
         completion_ids[0].clear()
         embedding[0][:] = 0
         tags[0]["of"].append("edited")
-        return [0.0]
+        return [float(locks[0].locked())]
 
     given = {"prompts": chats("2 + 2?"), "completions": chats("4"), "completion_ids": [[1]]}
-    given |= {"embedding": [np.ones(2)], "tags": [{"of": ["sums"]}]}
+    given |= {"embedding": [np.ones(2)], "tags": [{"of": ["sums"]}], "locks": [threading.Lock()]}
     before = repr(given)
     assert guarded(edits)(**given) == [0.0]
     assert repr(given) == before
@@ -146,6 +142,47 @@ def test_an_async_reward_stays_async_and_is_guarded():
     with pytest.raises(RewardValueError) as caught:
         asyncio.run(guard(completions=["a", "b"]))
     assert caught.value.sample == 1
+
+
+# One loop for the whole process, which neither an error nor an interruption ends.
+ONE_AT_A_TIME = asyncio.Semaphore(1)
+
+
+async def judge(prompt, completion, description):
+    async with ONE_AT_A_TIME:
+        await asyncio.sleep(0)
+        return 1.0
+
+
+def test_a_judges_limit_holds_from_step_to_step_and_from_thread_to_thread():
+    reward = clipped(rubric_reward({"clear": "clear", "brief": "brief"}, judge))
+    given = {"prompts": ["?"] * 2, "completions": ["a", "b"]}
+    with ThreadPoolExecutor(2) as pool:
+        for call in (reward, reward, lambda **given: pool.submit(reward, **given).result()):
+            assert call(**given) == [1.0, 1.0]
+
+    async def notebook():
+        return reward(**given)
+
+    assert asyncio.run(notebook()) == [1.0, 1.0], "inside a running loop"
+
+
+def test_an_interruption_ends_the_wait_and_what_was_waited_for(interruptible):
+    ended = threading.Event()
+
+    async def slow(completions, **kwargs):
+        main = threading.main_thread().ident
+        try:
+            while sys._current_frames()[main].f_code.co_name != "wait":
+                await asyncio.sleep(0.01)
+            signal.pthread_kill(main, signal.SIGINT)
+            await asyncio.sleep(30)
+        finally:
+            ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        clipped(slow)(completions=["a"])
+    assert ended.wait(60)
 
 
 def test_a_guard_keeps_the_name_pickles_is_not_guarded_again_and_has_a_limit():
