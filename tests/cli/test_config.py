@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-import rloo_kit
 from rewards.thinking import ThinkTokens
 from rloo_kit.cli import config as configuration
 from rloo_kit.cli import reward_entries
 from rloo_kit.cli import run as running
 from rloo_kit.errors import ConfigError
-from tests.cli.conftest import CONFIG, MINE, Command
+from tests.cli.conftest import CONFIG, MINE
 
 
 def faults(*settings: str) -> list[str]:
@@ -27,7 +26,7 @@ def faults(*settings: str) -> list[str]:
     return []
 
 
-def test_what_holds_has_the_trainers_settings_and_resolves_to_what_holds(folder: Path) -> None:
+def test_what_holds_has_the_trainers_settings_and_resolves_to_what_holds(folder):
     config = configuration.load_config(
         "mine.yaml", ["trainer.max_steps=5", "evaluate.n=3", "rewards.0=task.correct"]
     )
@@ -74,7 +73,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("setting", WRONG)
-def test_a_fault_is_said_in_three_lines_with_its_place_and_what_is_meant(setting: str, folder: Path) -> None:
+def test_a_fault_is_said_in_three_lines_with_its_place_and_what_is_meant(setting, folder):
     what, todo = WRONG[setting]
     (said,) = faults(setting)
     lines = said.splitlines()
@@ -83,7 +82,7 @@ def test_a_fault_is_said_in_three_lines_with_its_place_and_what_is_meant(setting
     assert lines[1].startswith((f"Where: --set {setting}", "Where: mine.yaml, ")), "file and key"
 
 
-def test_all_faults_of_a_file_are_said_at_once_before_its_functions_are_run(folder: Path) -> None:
+def test_all_faults_of_a_file_are_said_at_once_before_its_functions_are_run(folder):
     text = CONFIG.replace("learning_rate", "learning_rte").replace("n_train", "n_trin")
     Path("mine.yaml").write_text(text.replace("task.correct", "task.corect").replace("beta: 0", "beta: low"))
     Path("mine.py").write_text("open('ran', 'w')\n" + MINE)
@@ -97,7 +96,7 @@ def test_all_faults_of_a_file_are_said_at_once_before_its_functions_are_run(fold
     assert not Path("ran").exists()
 
 
-def test_a_secret_is_in_no_resolved_configuration(folder: Path) -> None:
+def test_a_secret_is_in_no_resolved_configuration(folder):
     reward = {"rewards.only_for": {"reward": "task.correct", "api_key": "open sesame"}}
     settings = ["trainer.hub_token=hf_" + "a1" * 17, f"rewards=[{json.dumps(reward)}]"]
     resolved = configuration.parsed(configuration.load_config("mine.yaml", settings).resolved(), "")
@@ -107,7 +106,7 @@ def test_a_secret_is_in_no_resolved_configuration(folder: Path) -> None:
     assert arguments == {"reward": "task.correct", "api_key": "(not shown)"}
 
 
-def test_scalars_are_yaml_1_2s() -> None:
+def test_scalars_are_yaml_1_2s():
     read = configuration.parsed("[1e-3, 1E5, -.5, true, no, on, 2026-01-01, 1:30, null]", "")
     assert read == [1e-3, 1e5, -0.5, True, "no", "on", "2026-01-01", "1:30", None]
     assert configuration.parsed(configuration.written({"read": read}), "") == {"read": read}
@@ -125,7 +124,7 @@ NO_CONFIGURATION = {
 
 
 @pytest.mark.parametrize("text", NO_CONFIGURATION)
-def test_what_is_no_configuration_is_said_with_its_line(text: str, folder: Path) -> None:
+def test_what_is_no_configuration_is_said_with_its_line(text, folder):
     Path("mine.yaml").write_text(text)
     (said,) = faults()
     what, place = NO_CONFIGURATION[text]
@@ -133,7 +132,7 @@ def test_what_is_no_configuration_is_said_with_its_line(text: str, folder: Path)
     assert place in said.splitlines()[1]
 
 
-def test_a_reward_whose_file_fails_says_the_error_and_no_traceback(folder: Path, command: Command) -> None:
+def test_a_reward_whose_file_fails_says_the_error_and_no_traceback(folder, command):
     Path("broken.py").write_text("import nowhere\nreward = nowhere.reward\n")
     result = command("plan", "mine.yaml", "--set", "rewards=[broken.py:reward]")
     assert result.exit_code == 2
@@ -153,9 +152,7 @@ def in_time(completion_ids, **kwargs):
 
 
 @pytest.mark.parametrize("name", PAYLOADS)
-def test_a_configuration_alone_runs_no_code(
-    name: str, folder: Path, command: Command, shared: rloo_kit.Policy
-) -> None:
+def test_a_configuration_alone_runs_no_code(name, folder, command, shared):
     given, marker = PAYLOADS[name], folder / "marker"
     Path("mine.py").write_text(FILE)
     Path("evil.py").write_text(
@@ -194,7 +191,7 @@ REWARDS += ["{rewards.gated: {by: task.correct, reward: mine.py:in_time}}"]
 REWARDS += ["{rewards.weighted: {rewards: [mine.py:scored, {rewards.repetition_reward: {}}]}}"]
 
 
-def test_what_a_file_defines_is_a_reward(folder: Path, shared: rloo_kit.Policy) -> None:
+def test_what_a_file_defines_is_a_reward(folder, shared):
     Path("mine.py").write_text(HONEST)
     settings = [f"rewards=[{', '.join(REWARDS)}]", f"trainer.reward_weights={[1] * len(REWARDS)}"]
     made = running.assembled(configuration.load_config("mine.yaml", settings))
@@ -202,13 +199,13 @@ def test_what_a_file_defines_is_a_reward(folder: Path, shared: rloo_kit.Policy) 
     assert all(map(callable, made.rewards))
 
 
-def test_names_of_other_recipes_are_taken_in_a_file_as_in_python(folder: Path) -> None:
+def test_names_of_other_recipes_are_taken_in_a_file_as_in_python(folder):
     Path("mine.yaml").write_text(CONFIG.replace("  beta: 0\n", "  kl_coef: 0.1\n"))
     with pytest.warns(FutureWarning, match="kl_coef is now beta"):
         assert configuration.load_config("mine.yaml").args.beta == 0.1
 
 
-def test_tokens_and_tokenizer_may_be_the_policys_or_written_out() -> None:
+def test_tokens_and_tokenizer_may_be_the_policys_or_written_out():
     known = {"task.correct": max, "policy.tokenizer": "tokenizer", "policy.tokens": ThinkTokens(1, 2)}
     entry: Any = {"rewards.answer_reward": {"tokens": "policy.tokens", "tokenizer": "policy.tokenizer"}}
     made = reward_entries.made(entry, known)

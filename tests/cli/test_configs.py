@@ -12,14 +12,13 @@ import pytest
 import rloo_kit
 from rloo_kit.cli import config as configuration
 from rloo_kit.cli import run
-from tests.cli.conftest import Command
 from tests.conftest import ROOT
 
 CARDS = {"8gb": "8GB", "12gb": "12GB", "16gb": "16GB", "24gb": "24GB"}
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_a_configuration_of_a_card_fits_it(name: str) -> None:
+def test_a_configuration_of_a_card_fits_it(name):
     config = configuration.load_config(ROOT / "configs" / f"{name}.yaml")
     planned = run.planned(config, CARDS[name], prompt_tokens=512)
     assert planned.fits == "fits", planned.takes
@@ -32,9 +31,7 @@ SHORTER = "trainer.max_completion_length=8 trainer.per_device_train_batch_size=8
 SHORTER += " trainer.steps_per_generation=1 trainer.max_steps=1 trainer.save_steps=1 evaluate.n=2"
 
 
-def test_the_pages_commands_run_one_after_the_other(
-    command: Command, folder: Path, shared: rloo_kit.Policy
-) -> None:
+def test_the_pages_commands_run_one_after_the_other(command, folder, shared):
     shutil.copytree(ROOT / "configs", "configs")
     shorter = [word for setting in SHORTER.split() for word in ("--set", setting)]
     for line in COMMANDS:
@@ -48,7 +45,7 @@ def test_the_pages_commands_run_one_after_the_other(
 
 
 @pytest.mark.long
-def test_smollm2_trains(command: Command, folder: Path) -> None:
+def test_smollm2_trains(command, folder):
     pytest.importorskip("gguf", reason="the weights are an extra: real-cpu")
     settings = ["trainer.max_steps=1", "evaluate.n=2", "task.word_sums.n_train=16"]
     arguments = [word for setting in settings for word in ("--set", setting)]

@@ -7,7 +7,6 @@ import functools
 import json
 import linecache
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.train import run_record
 from rloo_kit.train.run_record import LEFT_OUT
 from rloo_kit.watch.run_folder import RECIPE
-from tests.cli.conftest import Command
 from tests.conftest import SMALL, as_loaded
 from tests.test_redact import KINDS
 
@@ -63,8 +61,8 @@ def log_of(run: Path) -> list[dict[str, float]]:
 
 
 def test_a_run_of_notebook_07_is_exported_and_repeated_to_the_same_rewards(
-    folder: Path, command: Command, cell: Any, loaded_once: Any, shared: rloo_kit.Policy, monkeypatch: Any
-) -> None:
+    folder, command, cell, loaded_once, shared, monkeypatch
+):
     problems = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(7) for b in range(5)]
     Path("sums.jsonl").write_text("\n".join(map(json.dumps, problems)))
     task = rloo_kit.tasks.from_file("sums.jsonl", system="Add.", policy=shared, max_new_tokens=8)
@@ -97,7 +95,7 @@ def test_a_run_of_notebook_07_is_exported_and_repeated_to_the_same_rewards(
     assert weighted["rewards"][1] == f"{folder}/again_rewards.py:in_time"
 
 
-def test_two_functions_of_one_name_are_refused(cell: dict[str, Any]) -> None:
+def test_two_functions_of_one_name_are_refused(cell):
     recipe = run_record.Recipe()
     assert recipe.value([cell["in_time"], cell["in_time"]]) == ["notebook.py:in_time"] * 2
     assert recipe.as_json().count("def in_time") == 1
@@ -105,7 +103,7 @@ def test_two_functions_of_one_name_are_refused(cell: dict[str, Any]) -> None:
         recipe.value(cell["made_of_another_text"]())
 
 
-def test_what_looks_as_if_it_held_a_secret_is_left_out_and_said_to_be() -> None:
+def test_what_looks_as_if_it_held_a_secret_is_left_out_and_said_to_be():
     secret = KINDS["Hugging Face"]
     text = f"def judged(completions, **kwargs):\n{textwrap.indent(secret, '    ')}\n    return [0.0]\n"
     recipe = run_record.Recipe()
@@ -121,8 +119,8 @@ def test_what_looks_as_if_it_held_a_secret_is_left_out_and_said_to_be() -> None:
 
 
 def test_what_cannot_be_exported_is_named_with_what_to_do_and_costs_no_run(
-    folder: Path, command: Command, cell: dict[str, Any], make_trainer: Callable[..., Any], task: Any
-) -> None:
+    folder, command, cell, make_trainer, task
+):
     make_trainer(cell["unnamed"], train_dataset=task.train.select(range(8)), output_dir="ran").train()
     result = command("export", "ran")
     assert result.exit_code == 2
@@ -134,7 +132,7 @@ def test_what_cannot_be_exported_is_named_with_what_to_do_and_costs_no_run(
     assert not Path("ran.yaml").exists()
 
 
-def test_a_policy_that_was_trained_before_the_run_is_refused(policy: rloo_kit.Policy) -> None:
+def test_a_policy_that_was_trained_before_the_run_is_refused(policy):
     recipe = run_record.Recipe()
     assert recipe.policy(policy.model, resumed=False) == {"name": "tiny", "seed": 0}
     next(p for name, p in policy.model.named_parameters() if "lora_B" in name).data += 1
@@ -142,9 +140,7 @@ def test_a_policy_that_was_trained_before_the_run_is_refused(policy: rloo_kit.Po
         recipe.policy(policy.model, resumed=False)
 
 
-def test_a_folder_of_no_run_is_refused_and_a_file_that_is_there_is_kept_unless_force(
-    folder: Path, command: Command
-) -> None:
+def test_a_folder_of_no_run_is_refused_and_a_file_that_is_there_is_kept_unless_force(folder, command):
     result = command("export", "nowhere")
     assert result.exit_code == 2
     assert "this is no folder of a run that can be exported" in result.stderr
@@ -158,7 +154,7 @@ def test_a_folder_of_no_run_is_refused_and_a_file_that_is_there_is_kept_unless_f
     assert "# Not in it: a callback." in Path("ran.yaml").read_text()
 
 
-def test_every_factory_of_rewards_remembers_its_call() -> None:
+def test_every_factory_of_rewards_remembers_its_call():
     tokens = rewards.ThinkTokens(1, 2, eos_ids=(3,))
     made = rewards.only_for(rewards.guarded(rewards.answer_reward("exact", tokens=tokens)), level=[1, 2])
     entry = run_record.Recipe().value(made)
@@ -169,7 +165,7 @@ def test_every_factory_of_rewards_remembers_its_call() -> None:
     assert made_by(functools.partial(made)) is None
 
 
-def test_settings_are_those_that_were_given_or_set_since_and_hold_as_yaml() -> None:
+def test_settings_are_those_that_were_given_or_set_since_and_hold_as_yaml():
     given: dict[str, Any] = {"num_generations": 2, "reward_clip_range": (-1.0, 1.0), "kl_placement": "loss"}
     given |= {"lr_scheduler_type": "cosine", "save_strategy": "no", "hub_token": "hf_none"}
     args, notes = rloo_kit.RLOOConfig(**given, response_length=9), list[str]()

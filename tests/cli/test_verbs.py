@@ -12,13 +12,11 @@ import pytest
 import rloo_kit
 from rloo_kit.cli import run
 from rloo_kit.cli.config import load_config, read
-from tests.cli.conftest import CONFIG, Command
-from tests.conftest import ROOT, Script
+from tests.cli.conftest import CONFIG
+from tests.conftest import ROOT
 
 
-def test_help_names_every_verb_in_a_line_each_and_imports_nothing_heavy(
-    command: Command, script: Script
-) -> None:
+def test_help_names_every_verb_in_a_line_each_and_imports_nothing_heavy(command, script):
     said = command("--help").output
     for verb in ("doctor", "cards", "plan", "audit", "train", "evaluate", "diagnose", "export"):
         assert f"\n  {verb} " in said
@@ -30,9 +28,7 @@ def test_help_names_every_verb_in_a_line_each_and_imports_nothing_heavy(
     assert heavy.stdout.strip() == "set()"
 
 
-def test_doctor_cards_and_plan_say_what_the_machine_takes_and_whether_a_run_fits(
-    command: Command, folder: Path
-) -> None:
+def test_doctor_cards_and_plan_say_what_the_machine_takes_and_whether_a_run_fits(command, folder):
     said = command("doctor").output
     for line in ("device     cpu", "policy     tiny", "TOKENIZERS_PARALLELISM=false"):
         assert line in said
@@ -48,8 +44,8 @@ def test_doctor_cards_and_plan_say_what_the_machine_takes_and_whether_a_run_fits
 
 
 def test_a_dry_run_shows_plan_resolved_configuration_and_first_prompt_and_writes_nothing(
-    command: Command, folder: Path, shared: rloo_kit.Policy
-) -> None:
+    command, folder, shared
+):
     before = sorted(folder.rglob("*"))
     result = command("train", "mine.yaml", "--set", "trainer.max_steps=3", "--dry-run")
     assert result.exit_code == 0, result.stderr
@@ -59,9 +55,7 @@ def test_a_dry_run_shows_plan_resolved_configuration_and_first_prompt_and_writes
     assert sorted(file for file in folder.rglob("*") if "__pycache__" not in str(file)) == before
 
 
-def test_train_measures_trains_resumes_and_saves_the_adapter_with_its_configuration(
-    command: Command, folder: Path, shared: rloo_kit.Policy
-) -> None:
+def test_train_measures_trains_resumes_and_saves_the_adapter_with_its_configuration(command, folder, shared):
     Path("mine.yaml").write_text(f"{Path('mine.yaml').read_text()}save: adapter\nevaluate: {{n: 2}}\n")
     result = command(
         "train", "mine.yaml", "--set", "trainer.save_strategy=steps", "--set", "trainer.save_steps=1"
@@ -106,9 +100,7 @@ def asked(shared: rloo_kit.Policy, monkeypatch: pytest.MonkeyPatch) -> list[dict
     return calls
 
 
-def test_what_is_evaluated_is_what_is_trained(
-    command: Command, folder: Path, asked: list[dict[str, Any]]
-) -> None:
+def test_what_is_evaluated_is_what_is_trained(command, folder, asked):
     measured = "evaluate={n: 2, greedy: false, samples: 2, top_k: 5}"
     result = command("train", "mine.yaml", "--set", THINKING_OFF, *WARM, "--set", measured)
     assert result.exit_code == 0, result.stderr
@@ -119,9 +111,7 @@ def test_what_is_evaluated_is_what_is_trained(
         assert as_trained.items() <= how.items(), "top_k is the evaluation's own"
 
 
-def test_greedy_evaluation_takes_the_template_and_the_weights_alone(
-    command: Command, folder: Path, asked: list[dict[str, Any]]
-) -> None:
+def test_greedy_evaluation_takes_the_template_and_the_weights_alone(command, folder, asked):
     result = command("evaluate", "mine.yaml", "-n", "1", "--set", THINKING_OFF, *WARM)
     assert result.exit_code == 0, result.stderr
     (how,) = asked
@@ -131,9 +121,7 @@ def test_greedy_evaluation_takes_the_template_and_the_weights_alone(
     assert list(measured.settings["rewards"].values()) == [1, 0.5], "weighed as in training"
 
 
-def test_what_the_trainer_refuses_is_said_before_anything_is_measured(
-    command: Command, folder: Path, asked: list[dict[str, Any]]
-) -> None:
+def test_what_the_trainer_refuses_is_said_before_anything_is_measured(command, folder, asked):
     result = command("train", "mine.yaml", "--set", "evaluate={n: 2}", "--set", "task.addition.n_train=1")
     assert result.exit_code == 2
     assert "one generation batch takes 2 prompts and the dataset has 1" in result.stderr
@@ -144,8 +132,8 @@ def test_what_the_trainer_refuses_is_said_before_anything_is_measured(
     ("place", "says"), [("mine.py", "a file or a device is there"), ("run", "writes its checkpoints into")]
 )
 def test_a_place_that_the_adapter_cannot_take_is_refused_before_the_run(
-    place: str, says: str, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    place, says, command, folder, monkeypatch
+):
     monkeypatch.setattr(run, "load_policy", lambda **given: pytest.fail("it was loaded"))
     result = command("train", "mine.yaml", "--set", f"save={place}")
     assert result.exit_code == 2
@@ -172,16 +160,14 @@ def broken(completions, **kwargs):
     ],
 )
 def test_audit_fails_where_a_trick_is_paid_and_where_nothing_can_be_learned(
-    reward: str, status: int, says: str, command: Command, folder: Path, shared: rloo_kit.Policy
-) -> None:
+    reward, status, says, command, folder, shared
+):
     Path("own.py").write_text(OWN_REWARDS)
     result = command("audit", "mine.yaml", "--set", f"rewards=[{reward}]")
     assert (result.exit_code, says in result.output) == (status, True), result.output + result.stderr
 
 
-def test_a_reward_that_refuses_its_arguments_says_on_which_line(
-    command: Command, folder: Path, shared: rloo_kit.Policy
-) -> None:
+def test_a_reward_that_refuses_its_arguments_says_on_which_line(command, folder, shared):
     clipped = "- rewards.clipped: {reward: task.correct, low: 2}"
     Path("mine.yaml").write_text(CONFIG.replace("- task.correct", clipped))
     result = command("train", "mine.yaml", "--dry-run")

@@ -29,7 +29,7 @@ def evaluation(
     return Evaluation(None, None, {}, 2.0, 0.0, completions, rewards, samples=samples, correct=correct)
 
 
-def test_the_largest_change_of_reward_comes_first_up_or_down() -> None:
+def test_the_largest_change_of_reward_comes_first_up_or_down():
     before = evaluation(("a", "x", 0.5), ("b", "x", 1.0), ("c", "x", 0.0), ("another prompt", "x", None))
     after = evaluation(("a", "y", 0.6), ("b", "y", 0.1), ("c", "y", 0.5), ("another prompt", "y", 1.0))
     result = rloo_kit.compare(before, after, n=2)
@@ -45,7 +45,7 @@ def test_the_largest_change_of_reward_comes_first_up_or_down() -> None:
     assert (result.headline, "no reward" in str(result)) == ("2 pairs; 2 shown", True)
 
 
-def test_the_change_of_the_means_is_that_of_the_prompts_own_differences() -> None:
+def test_the_change_of_the_means_is_that_of_the_prompts_own_differences():
     before = evaluation(*zip("012", "xxx", (0.1, 0.9, 0.4), strict=True), correct=(False, True, None))
     after = evaluation(*zip("012", "yyy", (0.3, 0.9, 0.9), strict=True), correct=(True, True, True))
     result = compare(before, after)
@@ -62,7 +62,7 @@ def test_the_change_of_the_means_is_that_of_the_prompts_own_differences() -> Non
     assert "mean reward +1.000 (no interval: no spread) (after - before);" in compare(before, after).headline
 
 
-def test_completions_are_paired_by_prompt_not_by_place() -> None:
+def test_completions_are_paired_by_prompt_not_by_place():
     talk = [{"role": "user", "content": "hello"}]
     before = evaluation(("a", "1", 0.0), (talk, "2", 0.0), (talk, "4", 0.0))
     after = evaluation((talk, "5", 1.0), (talk, "6", 1.0), ("a", "7", 1.0))
@@ -80,31 +80,31 @@ MARKED = [
 
 
 @pytest.mark.parametrize(("case", "shown"), MARKED)
-def test_boundaries_that_are_tokens_are_marked_and_so_is_the_end(case: Completion, shown: str) -> None:
+def test_boundaries_that_are_tokens_are_marked_and_so_is_the_end(case, shown):
     assert marked(case) == shown
     other = marked(completion("p", "<think>a</think>b", (7, 1, 8, 2)), ThinkTokens(7, 8))
     assert other == "«<think>»a«</think>»b [end]"
 
 
-def test_html_of_a_completion_or_a_prompt_is_shown_not_run() -> None:
+def test_html_of_a_completion_or_a_prompt_is_shown_not_run():
     attack = "<script>alert(1)</script><img src=x onerror=alert(2)>"
     shown = compare(evaluation((attack, attack, 0.0)), evaluation((attack, attack, 1.0)))._repr_html_()
     assert ("<script" in shown, "<img" in shown) == (False, False)
     assert shown.count("&lt;script&gt;alert(1)") == 3
 
 
-def test_a_conversation_is_shown_by_what_the_user_asked_last() -> None:
+def test_a_conversation_is_shown_by_what_the_user_asked_last():
     turns = [{"role": "user", "content": "Who wrote it?"}, {"role": "tool", "content": "a page of results"}]
     shown = str(compare(evaluation((turns, "x", 0.0)), evaluation((turns, "y", 1.0))))
     assert ("\nWho wrote it?\n" in shown, "results" in shown) == (True, False)
 
 
-def test_a_control_character_is_written_out_and_cannot_clear_the_terminal() -> None:
+def test_a_control_character_is_written_out_and_cannot_clear_the_terminal():
     shown = compare(evaluation(("p", "\x1b[2Jgone", 0.0)), evaluation(("p", "\u202eflipped", 1.0))).text(80)
     assert ("\\x1b[2Jgone" in shown, "\\u202eflipped" in shown, "\x1b" in shown) == (True, True, False)
 
 
-def test_a_long_thought_loses_its_middle_and_keeps_its_boundary() -> None:
+def test_a_long_thought_loses_its_middle_and_keeps_its_boundary():
     text = "<think>" + "a" * 5000 + "</think>" + "the answer"
     before = Evaluation(None, None, {}, 0, 0, (completion("p", text, (OPEN, 1, CLOSE, 2, END)),), (0.0,))
     result = compare(before, evaluation(("p", "2", 1.0)), chars=100)
@@ -114,14 +114,14 @@ def test_a_long_thought_loses_its_middle_and_keeps_its_boundary() -> None:
     assert max(map(len, result.text(60).splitlines())) <= 60
 
 
-def test_evaluations_of_other_prompts_and_what_is_not_one_are_refused() -> None:
+def test_evaluations_of_other_prompts_and_what_is_not_one_are_refused():
     a, b = (evaluation((prompt, "x", 0.0)) for prompt in "ab")
     with pytest.raises(DatasetError, match=r"not of the same prompts[\s\S]*1 after, 0 in both"):
         compare(a, b)
     with pytest.raises(ConfigError, match="n must be greater than or equal to 0"):
         compare(a, a, n=-1)
     with pytest.raises(DatasetError, match="before is not an evaluation"):
-        compare("policy", b)  # type: ignore[arg-type]
+        compare("policy", b)
 
 
 def measured(**changed: Any) -> Evaluation:
@@ -146,13 +146,13 @@ UNLIKE: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changed", "said"), UNLIKE)
-def test_the_same_policy_measured_in_two_ways_has_not_gained_anything(changed: Any, said: str) -> None:
+def test_the_same_policy_measured_in_two_ways_has_not_gained_anything(changed, said):
     with pytest.raises(ConfigError, match=f"(?s){said}.*What to do: evaluate both with the same") as refused:
         compare(measured(), measured(**changed))
     assert len(str(refused.value).splitlines()) == 3
 
 
-def test_what_makes_no_difference_is_compared() -> None:
+def test_what_makes_no_difference_is_compared():
     without_rewards = measured(settings={"rewards": {}})  # no reward then, and none is compared
     assert len(compare(measured(), without_rewards).pairs) == 1
     assert len(compare(measured(), replace(measured(), settings={})).pairs) == 1, "nothing is known of it"

@@ -58,7 +58,7 @@ QUESTIONS = Dataset.from_list(
 )
 
 
-def test_a_long_evaluation_says_how_far_it_is_whatever_the_batch(capsys: Any) -> None:
+def test_a_long_evaluation_says_how_far_it_is_whatever_the_batch(capsys):
     class Batched(WithoutModel):
         def generate(self, prompts: Any, *, progress: Any = None, **options: Any) -> list[Completion]:
             for done in (*range(self.rows, len(prompts), self.rows), len(prompts)) if progress else ():
@@ -74,7 +74,7 @@ def test_a_long_evaluation_says_how_far_it_is_whatever_the_batch(capsys: Any) ->
     assert capsys.readouterr().out == "", "a short one"
 
 
-def test_accuracy_is_the_share_of_answers_asserted_after_the_thought() -> None:
+def test_accuracy_is_the_share_of_answers_asserted_after_the_thought():
     # the second never left its thought, the fourth is wrong
     texts = ("<think>\n</think>\n\n1", "<think>2", "3", "The answer is 5.")
     result = evaluate(scripted(*texts), QUESTIONS.to_iterable_dataset())
@@ -85,7 +85,7 @@ def test_accuracy_is_the_share_of_answers_asserted_after_the_thought() -> None:
     assert evaluate(scripted(*"1234"), QUESTIONS.remove_columns("answer")).accuracy is None
 
 
-def test_completions_of_one_prompt_count_as_one_value_and_the_method_is_named() -> None:
+def test_completions_of_one_prompt_count_as_one_value_and_the_method_is_named():
     texts = "111999399444"  # right: 3, 0, 1 and 3 of 3
     reward = returns(*map(float, texts))
     result = evaluate(scripted(*texts), QUESTIONS, reward, samples=3, greedy=False)
@@ -102,7 +102,7 @@ def test_completions_of_one_prompt_count_as_one_value_and_the_method_is_named() 
     assert ("(95 %, Wilson)" in one_each, "(95 %, bootstrap)" in one_each) == (True, True)
 
 
-def test_rewards_are_called_with_trls_keywords_and_weighed_as_in_training() -> None:
+def test_rewards_are_called_with_trls_keywords_and_weighed_as_in_training():
     seen: dict[str, Any] = {}
 
     def first(completions: object, answer: object, **kwargs: object) -> list[float | None]:
@@ -135,7 +135,7 @@ def first_is_text(completions: list[object], **kwargs: object) -> list[float]:
     return [float(completions == ["2"])]
 
 
-def test_the_tiny_policy_is_measured_on_its_held_out_problems(task: Any, policy: Policy) -> None:
+def test_the_tiny_policy_is_measured_on_its_held_out_problems(task, policy):
     greedy = evaluate(policy, task, right_after_thought, max_new_tokens=32)
     assert greedy.accuracy is not None
     assert 0.25 < greedy.accuracy.value < 0.8
@@ -144,7 +144,7 @@ def test_the_tiny_policy_is_measured_on_its_held_out_problems(task: Any, policy:
     assert sampled.accuracy == sampled.reward, "the task's own reward is the judge"
 
 
-def test_answers_are_graded_by_answer_reward_and_rows_that_it_cannot_judge_are_not_counted() -> None:
+def test_answers_are_graded_by_answer_reward_and_rows_that_it_cannot_judge_are_not_counted():
     solutions = ("1 + 2 = 3.\n#### 3", r"So $\boxed{2}$", "Paris")  # right, wrong, a word
     rows = [{"prompt": "?", "answer": answer} for answer in solutions]
     result = evaluate(scripted("3", "5", "Paris"), rows)
@@ -152,11 +152,11 @@ def test_answers_are_graded_by_answer_reward_and_rows_that_it_cannot_judge_are_n
     assert "(95 %, Wilson), of 2 completions" in str(result)
 
 
-def test_words_are_graded_by_the_reward_that_was_given_without_a_warning(recwarn: Any) -> None:
+def test_words_are_graded_by_the_reward_that_was_given_without_a_warning(recwarn):
     def mine(completions: Any, **kwargs: Any) -> list[float]:
         return [float(text == "Rome") for text in completions]
 
-    mine.judges = "answer"  # type: ignore[attr-defined]
+    mine.judges = "answer"
     rows = [{"prompt": "The capital of France?", "answer": "Paris"}] * 2
     words, pays_two = rewards.answer_reward("exact"), rewards.answer_reward("exact", right=2.0, wrong=-1.0)
     for reward, correct in ((words, (True, False)), (pays_two, (True, False)), (mine, (False, True))):
@@ -173,7 +173,7 @@ class Unasked(WithoutModel):
         raise AssertionError("it was sampled")
 
 
-UNASKED = Unasked(model=None, tokenizer=None, checkpoint=CATALOGUE["tiny"])  # type: ignore[arg-type]
+UNASKED = Unasked(model=None, tokenizer=None, checkpoint=CATALOGUE["tiny"])
 
 
 def needs_hint(completions: object, hint: object, **kwargs: object) -> list[float]:
@@ -198,15 +198,15 @@ BEFORE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BEFORE)
-def test_what_cannot_be_measured_is_said_before_anything_is_sampled(case: str) -> None:
+def test_what_cannot_be_measured_is_said_before_anything_is_sampled(case):
     given, says = BEFORE[case]
     with pytest.raises((ValueError, TypeError), match=says):
         evaluate(**{"policy": UNASKED, "dataset": QUESTIONS, **given})
 
 
-def test_an_evaluation_says_what_it_was_measured_with() -> None:
+def test_an_evaluation_says_what_it_was_measured_with():
     how = {"greedy": False, "max_new_tokens": 64, "temperature": 0.7, "reward_weights": [2.0]}
-    result = evaluate(scripted(*"1234"), QUESTIONS, returns(0.0, 0.0, 0.0, 0.0), **how)  # type: ignore[arg-type]
+    result = evaluate(scripted(*"1234"), QUESTIONS, returns(0.0, 0.0, 0.0, 0.0), **how)
     by = {"rewards": {"reward": 2.0}, "correct": "answer_reward", "max_new_tokens": 64, "thinking": True}
     assert result.settings == {**by, **SAMPLING, "temperature": 0.7}
     defaults = {name: one.default for name, one in inspect.signature(Policy.generate).parameters.items()}
@@ -215,12 +215,12 @@ def test_an_evaluation_says_what_it_was_measured_with() -> None:
     assert "temperature" not in greedy.settings, "the most probable token each time"
 
 
-def test_with_room_what_was_cut_goes_on_from_where_it_stopped(task: Any, policy: Policy) -> None:
+def test_with_room_what_was_cut_goes_on_from_where_it_stopped(task, policy):
     cut = evaluate(policy, task, max_new_tokens=16, room=2)  # begun anew, none would end
     whole = evaluate(policy, task, max_new_tokens=32)
     assert cut.truncated > 0.5, "a thought of the tiny policy is longer"
     assert (cut.correct_with_room, cut.truncated_with_room) == (whole.correct, whole.truncated)
-    assert cut.accuracy.value < cut.accuracy_with_room.value == whole.accuracy.value  # type: ignore[union-attr]
+    assert cut.accuracy.value < cut.accuracy_with_room.value == whole.accuracy.value
     assert re.search(r"\n  with room  +0\.\d+ \[.*Wilson\), 2 times the length, \d+% cut\n", str(cut))
     assert whole.accuracy_with_room is None
     assert "room" not in str(whole)
@@ -231,7 +231,7 @@ def test_with_room_what_was_cut_goes_on_from_where_it_stopped(task: Any, policy:
         compare(cut, replace(cut, settings={**cut.settings, "room": 4}))
 
 
-def test_a_sampled_completion_keeps_what_it_began_with(task: Any, policy: Policy) -> None:
+def test_a_sampled_completion_keeps_what_it_began_with(task, policy):
     prompts = task.held_out["prompt"][:8]
     first = policy.generate(prompts, n=2, max_new_tokens=10, seed=1)
     cut = [completion for completion in first if not completion.finished]
@@ -242,7 +242,7 @@ def test_a_sampled_completion_keeps_what_it_began_with(task: Any, policy: Policy
         assert 10 < len(longer.ids) <= 40
     result = evaluate(policy, task, n=8, samples=2, greedy=False, max_new_tokens=10, room=4, seed=1)
     assert all(r for r, c in zip(result.correct_with_room, result.correct, strict=True) if c)
-    assert result.truncated_with_room < result.truncated  # type: ignore[operator]
+    assert result.truncated_with_room < result.truncated
     with pytest.raises(
         ConfigError, match=r"reach \d+ tokens, and the policy was loaded for 4096[\s\S]*room=2000"
     ):
@@ -257,19 +257,19 @@ def sampled(samples: int, *correct: bool | None) -> Evaluation:
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
-def test_pass_at_k_is_the_share_of_all_draws_of_k_that_hold_a_right_one(k: int) -> None:
+def test_pass_at_k_is_the_share_of_all_draws_of_k_that_hold_a_right_one(k):
     prompts = ((True, False, False, False), (False,) * 4, (True, True, False, True))
     draws = [statistics.fmean(any(some) for some in itertools.combinations(one, k)) for one in prompts]
     assert sampled(4, *sum(prompts, ())).pass_at(k).value == pytest.approx(statistics.fmean(draws))
 
 
-def test_the_interval_of_pass_at_k_is_over_prompts() -> None:
+def test_the_interval_of_pass_at_k_is_over_prompts():
     interval = sampled(2, *(True, False, False, False, True, True) * 20).pass_at(2)
     assert interval.low < 2 / 3 < interval.high
     assert interval.high - interval.low == pytest.approx(4 * (2 / 9 / 60) ** 0.5, rel=0.15)
 
 
 @pytest.mark.parametrize(("correct", "k"), [((True, True), 3), ((True, True), 0), ((True, None), 1)])
-def test_more_completions_than_there_are_or_ungraded_ones_are_refused(correct: Any, k: int) -> None:
+def test_more_completions_than_there_are_or_ungraded_ones_are_refused(correct, k):
     with pytest.raises(ConfigError, match="pass@k needs k graded completions"):
         sampled(2, *correct).pass_at(k)

@@ -14,7 +14,7 @@ from rloo_kit.tasks.arithmetic import PassRate, level_near_half, problems_of
 
 
 @pytest.mark.parametrize("level", tasks.LEVELS)
-def test_answers_are_right_and_no_problem_crosses_the_split_in_any_order_of_its_operands(level: int) -> None:
+def test_answers_are_right_and_no_problem_crosses_the_split_in_any_order_of_its_operands(level):
     """Whatever the seed; at level 1 these are all problems there are."""
     everything = level == 1
     train = problems_of(level, 2033 if everything else 300, held_out=False, seed=0)
@@ -26,7 +26,7 @@ def test_answers_are_right_and_no_problem_crosses_the_split_in_any_order_of_its_
     assert train != problems_of(level, len(train), held_out=False, seed=2), "another seed, another draw"
 
 
-def test_a_size_that_cannot_be_had_is_an_error_that_says_which() -> None:
+def test_a_size_that_cannot_be_had_is_an_error_that_says_which():
     for sizes, says in (
         ((2034, 1), "only 2033 train"),
         ((1, 468), "only 467 held_out"),
@@ -40,7 +40,7 @@ FORMS = [(None, "auto", ""), ("tiny", "whole", ""), ("qwen3-4b", "boxed", instru
 
 
 @pytest.mark.parametrize(("name", "form", "asks"), FORMS)
-def test_a_task_asks_for_the_form_that_it_grades(name: str | None, form: str, asks: str) -> None:
+def test_a_task_asks_for_the_form_that_it_grades(name, form, asks):
     policy: Any = None if name is None else SimpleNamespace(checkpoint=CATALOGUE[name])
     task = tasks.arithmetic(2, policy, n_train=4, n_held_out=4)
     assert task.correct.form == form
@@ -53,7 +53,7 @@ def test_a_task_asks_for_the_form_that_it_grades(name: str | None, form: str, as
     assert instruction("####") in asked.train[0]["prompt"][0]["content"]
 
 
-def test_a_thought_that_the_prompt_opens_and_that_never_ends_is_no_answer() -> None:
+def test_a_thought_that_the_prompt_opens_and_that_never_ends_is_no_answer():
     policy: Any = SimpleNamespace(checkpoint=CATALOGUE["qwen3-4b-thinking"])
     task = tasks.arithmetic(2, policy, n_train=4, n_held_out=4)
     texts = [r"so \boxed{5}", r"so</think>\boxed{5}"]
@@ -62,7 +62,7 @@ def test_a_thought_that_the_prompt_opens_and_that_never_ends_is_no_answer() -> N
 
 
 @pytest.mark.parametrize("half_at", [1, 4, 7])
-def test_auto_takes_the_level_nearest_one_half_of_three_measured(half_at: int, capsys: Any) -> None:
+def test_auto_takes_the_level_nearest_one_half_of_three_measured(half_at, capsys):
     asked = []
 
     def measure(level: int) -> PassRate:
@@ -75,7 +75,7 @@ def test_auto_takes_the_level_nearest_one_half_of_three_measured(half_at: int, c
     assert [line.split(" (")[0] for line in lines] == [f"level {level}" for level in asked]
 
 
-def test_a_level_is_measured_as_in_training_and_a_truncated_completion_is_not_right() -> None:
+def test_a_level_is_measured_as_in_training_and_a_truncated_completion_is_not_right():
     asked: list[Any] = []
 
     def generate(prompts: Any, **how: Any) -> list[SimpleNamespace]:
@@ -94,13 +94,13 @@ def test_a_level_is_measured_as_in_training_and_a_truncated_completion_is_not_ri
         assert level_near_half(lambda level: PassRate(level, 0, 0, 32)) == 1
 
 
-def test_auto_finds_the_tiny_policy_a_level_that_it_solves_sometimes(policy: Any) -> None:
+def test_auto_finds_the_tiny_policy_a_level_that_it_solves_sometimes(policy):
     options: Any = {"n_train": 8, "n_held_out": 8, "n_prompts": 8}
     assert tasks.arithmetic(policy=policy, max_new_tokens=24, **options).level == 1
 
 
 @pytest.mark.parametrize("level", ["hard", "auto"])
-def test_a_level_that_does_not_exist_and_auto_without_a_policy_are_errors_with_the_range(level: Any) -> None:
+def test_a_level_that_does_not_exist_and_auto_without_a_policy_are_errors_with_the_range(level):
     with pytest.raises(ConfigError, match=rf"level={level!r}[\s\S]*from 1 to 7"):
         tasks.arithmetic(level)
 
@@ -111,7 +111,7 @@ def sum_in(row: dict[str, Any]) -> tuple[int, ...]:
     return a, b, int(row["answer"])
 
 
-def test_the_answer_of_a_sum_in_words_is_that_of_the_question() -> None:
+def test_the_answer_of_a_sum_in_words_is_that_of_the_question():
     task = tasks.word_sums(seed=3)
     for row in task.train:
         a, b, answer = sum_in(row)
@@ -124,7 +124,7 @@ def test_the_answer_of_a_sum_in_words_is_that_of_the_question() -> None:
     assert task.correct(completions=said, answer=["12"] * 6) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 
 
-def test_no_sum_in_words_is_on_both_sides_in_any_wording_or_seed(monkeypatch: Any) -> None:
+def test_no_sum_in_words_is_on_both_sides_in_any_wording_or_seed(monkeypatch):
     task, other = tasks.word_sums(seed=3), tasks.word_sums(seed=4)
     assert not {sum_in(row) for row in task.train} & {sum_in(row) for row in other.held_out}
     assert len(set(task.train["problem"])) == 1000

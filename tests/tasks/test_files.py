@@ -39,7 +39,7 @@ def rows_of(task: tasks.Task) -> tuple[Rows, Rows]:
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "json", "parquet"])
-def test_each_format_gives_the_same_task(ending: str, write: Any, recwarn: Any) -> None:
+def test_each_format_gives_the_same_task(ending, write, recwarn):
     task = tasks.from_file(write(SUMS, f"mine.{ending}"))
     train, held_out = rows_of(task)
     assert task.name == "mine"
@@ -54,7 +54,7 @@ def test_each_format_gives_the_same_task(ending: str, write: Any, recwarn: Any) 
     assert not [warning for warning in recwarn if "from_file" in str(warning.message)]
 
 
-def test_a_question_is_on_the_same_side_whatever_stands_around_it(write: Any) -> None:
+def test_a_question_is_on_the_same_side_whatever_stands_around_it(write):
     sides = [rows_of(tasks.from_file(write(rows)))[1] for rows in (SUMS, SUMS[::-1], SUMS[10:] + SUMS[:10])]
     held_out = [{row["problem"] for row in side} for side in sides]
     assert held_out[0] == held_out[1] == held_out[2]
@@ -69,7 +69,7 @@ BAD: Rows = [
 ]
 
 
-def test_rows_that_cannot_be_used_are_left_out_counted_and_warned_of(write: Any) -> None:
+def test_rows_that_cannot_be_used_are_left_out_counted_and_warned_of(write):
     rows = [{"question": row["question"], "answer": row["answer"]} for row in SUMS]
     with pytest.warns(UserWarning, match="left out") as caught:
         task = tasks.from_file(write(rows + BAD))
@@ -85,13 +85,13 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_warned_of(write: Any)
     assert kept["What is 3 + 1?"] == "4", "the first of a question's answers"
 
 
-def test_text_in_a_csv_stays_as_it_is_written(write: Any) -> None:
+def test_text_in_a_csv_stays_as_it_is_written(write):
     rows = [{"question": f"Which code {n}?", "answer": f"00{n}"} for n in range(20)]
     task = tasks.from_file(write(rows), kind="exact")
     assert all(row["answer"].startswith("00") for row in task.train)
 
 
-def test_a_file_of_its_own_is_held_out_and_takes_its_questions_out_of_training(write: Any) -> None:
+def test_a_file_of_its_own_is_held_out_and_takes_its_questions_out_of_training(write):
     other = write(
         [{"question": "WHAT is 5 + 1?", "answer": "6"}, {"question": "Another?", "answer": "1"}], "test.csv"
     )
@@ -101,7 +101,7 @@ def test_a_file_of_its_own_is_held_out_and_takes_its_questions_out_of_training(w
     assert "What is 5 + 1?" not in task.train["problem"]
 
 
-def test_a_policy_says_the_form_and_which_prompts_are_too_long(write: Any) -> None:
+def test_a_policy_says_the_form_and_which_prompts_are_too_long(write):
     class Counting(SimpleNamespace):
         def tokenize(self, prompts: Any) -> list[list[int]]:
             return [[0] * len(prompt[-1]["content"]) for prompt in prompts]
@@ -115,7 +115,7 @@ def test_a_policy_says_the_form_and_which_prompts_are_too_long(write: Any) -> No
     system, user = task.train[0]["prompt"]
     assert system == {"role": "system", "content": "Be brief."}
     assert user["content"].endswith(instruction("boxed"))
-    assert task.correct.form == "boxed"  # type: ignore[attr-defined]
+    assert task.correct.form == "boxed"
 
 
 ERRORS = [
@@ -131,9 +131,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("name", "settings", "says"), ERRORS, ids=lambda value: str(value)[:30])
-def test_what_cannot_be_a_task_is_an_error_that_says_what_can(
-    name: str, settings: dict[str, Any], says: str, write: Any, tmp_path: Path
-) -> None:
+def test_what_cannot_be_a_task_is_an_error_that_says_what_can(name, settings, says, write, tmp_path):
     write(SUMS)
     (tmp_path / "mine.txt").write_text("question")
     (tmp_path / "half.jsonl").write_text('{"question": "a", "answer": 1}\n{"question":')
@@ -143,7 +141,7 @@ def test_what_cannot_be_a_task_is_an_error_that_says_what_can(
     assert len(str(caught.value).splitlines()) == 3
 
 
-def test_messages_are_taken_as_messages_and_not_as_their_python_text(write: Any) -> None:
+def test_messages_are_taken_as_messages_and_not_as_their_python_text(write):
     def row(n: int, *turns: dict[str, str]) -> dict[str, Any]:
         asked = [*turns, {"role": "user", "content": f"What is {n} + 1?"}]
         return {"question": asked, "answer": [{"role": "assistant", "content": f"{n + 1}"}]}
@@ -167,7 +165,7 @@ def test_messages_are_taken_as_messages_and_not_as_their_python_text(write: Any)
     assert found["What is 90 + 1?"]["prompt"][0] == system, "a row's own system message stands"
 
 
-def test_messages_whose_content_is_in_parts_are_left_out(write: Any) -> None:
+def test_messages_whose_content_is_in_parts_are_left_out(write):
     parts = {"question": [{"role": "user", "content": [{"type": "text", "text": "1 + 1?"}]}], "answer": "2"}
     plain = [
         {"question": [{"role": "user", "content": f"{n} + 1?"}], "answer": f"{n + 1}"} for n in range(2, 32)

@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_folder_gives_the_published_split_with_the_number_as_answer(folder: Path) -> None:
+def test_a_folder_gives_the_published_split_with_the_number_as_answer(folder):
     task = tasks.gsm8k(folder=folder)
     assert (task.name, len(task.train), len(task.held_out)) == ("gsm8k", 20, 20)
     assert task.train[7]["answer"] == "7"
@@ -36,7 +36,7 @@ def test_a_folder_gives_the_published_split_with_the_number_as_answer(folder: Pa
     assert task.correct(completions=["so #### 7", "8"], answer=["7", "7"]) == [1.0, 0.0]
 
 
-def test_a_policy_is_asked_in_its_form_and_a_part_is_drawn_by_the_seed(folder: Path) -> None:
+def test_a_policy_is_asked_in_its_form_and_a_part_is_drawn_by_the_seed(folder):
     policy: Any = SimpleNamespace(checkpoint=CATALOGUE["qwen3-4b"])
     parts = [tasks.gsm8k(policy, n_train=5, n_held_out=3, folder=folder, seed=seed) for seed in (0, 0, 1)]
     problems = [tuple(part.train["problem"]) for part in parts]
@@ -47,7 +47,7 @@ def test_a_policy_is_asked_in_its_form_and_a_part_is_drawn_by_the_seed(folder: P
         tasks.gsm8k(n_train=21, folder=folder)
 
 
-def test_a_folder_without_the_files_or_their_columns_is_told_their_form(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_without_the_files_or_their_columns_is_told_their_form(folder, tmp_path):
     (folder / "test.jsonl").write_text('{"prompt": "a", "answer": "1"}\n')
     with pytest.raises(DatasetError, match=r"no column 'question'[\s\S]*columns are prompt, answer"):
         tasks.gsm8k(folder=folder)
@@ -73,13 +73,13 @@ def hub(monkeypatch: Any, tmp_path: Path) -> Any:
     return set_up
 
 
-def test_without_the_hub_the_error_names_a_local_files_form_and_datasets_does_not_retry(hub: Any) -> None:
+def test_without_the_hub_the_error_names_a_local_files_form_and_datasets_does_not_retry(hub):
     hub(lambda *args, **kwargs: pytest.fail("it would try for minutes"))
     with pytest.raises(DatasetError, match=r"cannot be reached[\s\S]*offline mode is off[\s\S]*folder=..."):
         tasks.gsm8k()
 
 
-def test_what_is_in_the_cache_is_read_without_asking_the_hub(hub: Any, folder: Path, tmp_path: Path) -> None:
+def test_what_is_in_the_cache_is_read_without_asking_the_hub(hub, folder, tmp_path):
     (tmp_path / "openai___gsm8k").mkdir()
     hub(lambda repository, configuration, split: Dataset.from_list(_from_folder(folder, split)))
     assert len(tasks.gsm8k().held_out) == 20

@@ -17,7 +17,7 @@ SMALL: dict[str, Any] = {"n_train": 20, "n_held_out": 5}
 EASY = {"max_terms": 2, "max_digits": 2}
 
 
-def test_without_the_package_the_error_has_the_command(monkeypatch: Any) -> None:
+def test_without_the_package_the_error_has_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(VersionError, match="pip install reasoning-gym=="):
         tasks.reasoning_gym("chain_sum")
@@ -31,7 +31,7 @@ def package() -> Any:
 
 @pytest.mark.usefixtures("package")
 class TestReasoningGym:
-    def test_problems_are_split_by_their_text_and_drawn_by_the_seed(self) -> None:
+    def test_problems_are_split_by_their_text_and_drawn_by_the_seed(self):
         one, same, other = (tasks.reasoning_gym("chain_sum", EASY, seed=seed, **SMALL) for seed in (0, 0, 1))
         assert one.train["problem"] == same.train["problem"] != other.train["problem"]
         assert len(set(one.train["problem"])) == 20
@@ -43,7 +43,7 @@ class TestReasoningGym:
             one.description == f"reasoning-gym's chain_sum with {json.dumps(EASY)}, graded by answer_reward"
         )
 
-    def test_word_problems_have_numbers_and_ask_in_the_policys_form(self) -> None:
+    def test_word_problems_have_numbers_and_ask_in_the_policys_form(self):
         policy: Any = SimpleNamespace(checkpoint=CATALOGUE["qwen3-4b"])
         task = tasks.reasoning_gym("gsm_symbolic", policy=policy, **SMALL)
         row = task.train[0]
@@ -51,7 +51,7 @@ class TestReasoningGym:
         said = [rf"So \boxed{{{row['answer']}}}.", row["answer"]]
         assert task.correct(completions=said, answer=[row["answer"]] * 2) == [1.0, 0.0]
 
-    def test_other_answers_are_graded_by_the_generators_own_rule_and_its_full_score_alone(self) -> None:
+    def test_other_answers_are_graded_by_the_generators_own_rule_and_its_full_score_alone(self):
         task = tasks.reasoning_gym("spell_backward", **SMALL)
         row = task.train[0]
         right = row["answer"]
@@ -62,7 +62,7 @@ class TestReasoningGym:
         assert row["prompt"][0]["content"].endswith(instruction("<answer>"))
         assert task.description.endswith("graded by the generator's own rule")
 
-    def test_a_generator_or_a_setting_that_does_not_exist_is_named(self) -> None:
+    def test_a_generator_or_a_setting_that_does_not_exist_is_named(self):
         with pytest.raises(ConfigError, match="not registered"):
             tasks.reasoning_gym("gsm_symbolicc")
         with pytest.raises(ConfigError, match="must be positive"):

@@ -21,7 +21,7 @@ class Counting(Policy):
     """Solves prompt k in k of 8 completions; ``stops`` is the call at which it is interrupted."""
 
     base = "counting"
-    thinking = True  # type: ignore[assignment]
+    thinking = True
     stops = 0
 
     def __post_init__(self) -> None:
@@ -30,9 +30,9 @@ class Counting(Policy):
     def tokenize(self, prompts: Sequence[Any], **template: object) -> list[list[int]]:
         return [list(map(ord, prompt)) for prompt in prompts]
 
-    def generate(self, prompts: Any, *, n: int = 1, **how: Any) -> list[Completion]:  # type: ignore[override]
-        self.calls.append((list(prompts), how))  # type: ignore[attr-defined]
-        if len(self.calls) == self.stops:  # type: ignore[attr-defined]
+    def generate(self, prompts: Any, *, n: int = 1, **how: Any) -> list[Completion]:
+        self.calls.append((list(prompts), how))
+        if len(self.calls) == self.stops:
             raise KeyboardInterrupt
         said = [(prompt, prompt[0] if i < int(prompt[0]) else "77") for prompt in prompts for i in range(n)]
         return [Completion(prompt, text, (1, 2), True) for prompt, text in said]
@@ -44,7 +44,7 @@ class Weightless:
 
 
 def counting(stops: int = 0) -> Any:
-    policy = Counting(Weightless(), None, CATALOGUE["smollm2-135m"])  # type: ignore[arg-type]
+    policy = Counting(Weightless(), None, CATALOGUE["smollm2-135m"])
     object.__setattr__(policy, "stops", stops)
     return policy
 
@@ -62,7 +62,7 @@ def kept(dataset: Dataset) -> list[int]:
     return [int(answer) for answer in dataset["answer"]]
 
 
-def test_what_is_solved_sometimes_is_kept_and_the_histogram_shows_both(capsys: Any) -> None:
+def test_what_is_solved_sometimes_is_kept_and_the_histogram_shows_both(capsys):
     policy = counting()
     assert kept(tasks.within_reach(ROWS, policy, right, **HOW)) == [2, 3, 4, 5, 6]
     shown = capsys.readouterr().out
@@ -74,7 +74,7 @@ def test_what_is_solved_sometimes_is_kept_and_the_histogram_shows_both(capsys: A
     assert kept(tasks.within_reach(ROWS, counting(stops=1), right, 0.5, 1.0, **HOW)) == [4, 5, 6, 7, 8]
 
 
-def test_it_goes_on_where_it_was_interrupted_with_the_same_draws_and_a_look_at_few_is_its_beginning() -> None:
+def test_it_goes_on_where_it_was_interrupted_with_the_same_draws_and_a_look_at_few_is_its_beginning():
     rows, whole = ROWS, counting()
     tasks.within_reach(rows, whole, right, n=32, folder="whole", **HOW)
     with pytest.raises(KeyboardInterrupt):
@@ -100,7 +100,7 @@ CHANGED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changed", CHANGED, ids=list)
-def test_another_reward_or_sampling_has_a_table_of_its_own(changed: dict[str, Any]) -> None:
+def test_another_reward_or_sampling_has_a_table_of_its_own(changed):
     tasks.within_reach(ROWS, counting(), right, **HOW)
     (table,) = Path("out/within_reach").iterdir()
     head, *lines = map(json.loads, table.read_text().splitlines())
@@ -113,12 +113,12 @@ def test_another_reward_or_sampling_has_a_table_of_its_own(changed: dict[str, An
     assert len(list(Path("out/within_reach").iterdir())) == 2
 
 
-def test_where_nothing_is_kept_the_error_says_what_to_change() -> None:
+def test_where_nothing_is_kept_the_error_says_what_to_change():
     with pytest.raises(DatasetError, match=r"0 of 3 prompts[\s\S]*0% cut[\s\S]*give easier problems"):
         tasks.within_reach(ROWS.select([0, 0, 8]), counting(), right, **HOW)
 
 
-def test_several_processes_read_the_table_of_one(monkeypatch: Any) -> None:
+def test_several_processes_read_the_table_of_one(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="call it in one process first"):
         tasks.within_reach(ROWS, counting(), right, **HOW)
@@ -128,9 +128,7 @@ def test_several_processes_read_the_table_of_one(monkeypatch: Any) -> None:
     assert kept(tasks.within_reach(ROWS, counting(stops=1), right, **HOW)) == [2, 3, 4, 5, 6]
 
 
-def test_the_tiny_policy_keeps_some_of_its_task_and_after_training_the_table_is_another(
-    task: Any, policy: Policy, capsys: Any
-) -> None:
+def test_the_tiny_policy_keeps_some_of_its_task_and_after_training_the_table_is_another(task, policy, capsys):
     found = task.within_reach(policy, n_prompts=16, n=4, max_new_tokens=24)
     assert 0 < len(found.train) < 16
     assert set(found.train["problem"]) <= set(task.train["problem"][:16])

@@ -20,13 +20,13 @@ def symptoms_in(kind: Kind, seed: int) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("name", SICK)
-def test_a_sick_run_is_named(name: str) -> None:
+def test_a_sick_run_is_named(name):
     named = {*SICK[name].named}
     assert named <= SYMPTOMS.keys()
     assert all(named & names for seed in range(SEEDS) for names in symptoms_in(SICK[name], seed))
 
 
-def test_a_healthy_run_has_no_symptom() -> None:
+def test_a_healthy_run_has_no_symptom():
     """All kinds together: a rule that errs in one run of 100, which those on chance do, may err once here."""
     runs = [
         (name, s) for name, kind in HEALTHY.items() for seed in range(SEEDS) for s in symptoms_in(kind, seed)
@@ -36,7 +36,7 @@ def test_a_healthy_run_has_no_symptom() -> None:
 
 
 @pytest.mark.parametrize(("prompts", "k"), [(4, 8), (2, 4), (1, 16), (16, 16)])
-def test_a_reward_of_0_and_1_tells_how_many_completions_a_step_has(prompts: int, k: int) -> None:
+def test_a_reward_of_0_and_1_tells_how_many_completions_a_step_has(prompts, k):
     entries = logs.chance_rewards(0, prompts, k, steps=30)
     known = Known.guessed(entries)
     assert (known.completions, known.groups) == (prompts * k, prompts)

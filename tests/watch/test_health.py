@@ -24,7 +24,7 @@ CUT = {"completions__clipped_ratio": 0.6}
 FORM_ALONE = {"reward": 0.95, "reward_std": 0.2, **terms(neat=(0.95, 0.2), right=(0.0, 0.0))}
 
 
-def test_an_episode_lasts_while_the_symptom_does_though_it_flickers_and_ends_with_a_pause() -> None:
+def test_an_episode_lasts_while_the_symptom_does_though_it_flickers_and_ends_with_a_pause():
     flickers = history(40, completions__clipped_ratio=lambda step: 0.0 if step % 10 == 0 else 0.5)
     assert symptoms(flickers) == ["truncation"]
     cut = [*[0.0] * 5, *[0.6] * 10, *[0.0] * 20, *[0.6] * 10]
@@ -49,7 +49,7 @@ def play(entries: list[Entry], callback: Any, main: bool = True, seen: int = 0) 
     return state.log_history[-1]["step"], control.should_training_stop, control.should_save
 
 
-def test_it_speaks_once_in_one_line_and_not_where_there_is_nothing_new(capsys: Any) -> None:
+def test_it_speaks_once_in_one_line_and_not_where_there_is_nothing_new(capsys):
     play(history(20, **CUT), callbacks.HealthCallback())
     (line,) = capsys.readouterr().out.splitlines()
     start = "unhealthy: truncation: 60% of the completions cut at 32 tokens (steps 1-3). Likely: "
@@ -60,7 +60,7 @@ def test_it_speaks_once_in_one_line_and_not_where_there_is_nothing_new(capsys: A
     assert capsys.readouterr() == ("", "")
 
 
-def test_stop_ends_the_run_in_every_process_is_printed_by_one_and_saves_finite_weights(capsys: Any) -> None:
+def test_stop_ends_the_run_in_every_process_is_printed_by_one_and_saves_finite_weights(capsys):
     for main in (True, False):
         ran = play(history(20, **CUT), callbacks.HealthCallback("stop"), main)
         assert ran == (3, True, True)
@@ -69,7 +69,7 @@ def test_stop_ends_the_run_in_every_process_is_printed_by_one_and_saves_finite_w
     assert ran == (8, True, False), "weights that are not finite"
 
 
-def test_a_function_gets_the_findings_of_a_report_instead_of_the_print(capsys: Any) -> None:
+def test_a_function_gets_the_findings_of_a_report_instead_of_the_print(capsys):
     findings: list[Finding] = []
     entries = history(40, completions__clipped_ratio=from_step(20, 0.0, 0.7), kl=from_step(30, 0.0, 4.0))
     play(entries, callbacks.HealthCallback(findings.append))
@@ -87,7 +87,7 @@ def judging(what: str) -> Any:
     def reward(completions: Any, **kwargs: Any) -> list[float]:
         return [0.0 for _ in completions]
 
-    reward.judges = what  # type: ignore[attr-defined]
+    reward.judges = what
     return reward
 
 
@@ -102,7 +102,7 @@ JUDGED: dict[str | None, list[Any]] = {
 }
 
 
-def test_a_reward_and_a_wrapper_of_one_thing_say_what_they_judge() -> None:
+def test_a_reward_and_a_wrapper_of_one_thing_say_what_they_judge():
     for judges, functions in JUDGED.items():
         for place, reward in enumerate(functions):
             assert judged_by([reward], ["name"]) == ({"name": judges} if judges else {}), (judges, place)
@@ -111,7 +111,7 @@ def test_a_reward_and_a_wrapper_of_one_thing_say_what_they_judge() -> None:
         rewards.guarded(judging("anser"))
 
 
-def test_what_rewards_judge_is_taken_from_the_trainer_or_from_a_mapping_and_from_no_name() -> None:
+def test_what_rewards_judge_is_taken_from_the_trainer_or_from_a_mapping_and_from_no_name():
     entries, judges = history(30, **FORM_ALONE), {"right": "answer", "neat": "form"}
     trainer = {"state": SimpleNamespace(log_history=entries), "args": trl_config(output_dir=None)}
     funcs = {"reward_funcs": [judging("form"), judging("answer")], "reward_func_names": ["neat", "right"]}
@@ -130,7 +130,7 @@ def test_what_rewards_judge_is_taken_from_the_trainer_or_from_a_mapping_and_from
             rloo_kit.diagnose(entries, misspelt)
 
 
-def test_a_report_without_a_finding_says_so_with_figures_and_whether_it_was_too_short_to_tell() -> None:
+def test_a_report_without_a_finding_says_so_with_figures_and_whether_it_was_too_short_to_tell():
     from IPython.core.formatters import DisplayFormatter
 
     report = rloo_kit.diagnose(history(30))
@@ -141,7 +141,7 @@ def test_a_report_without_a_finding_says_so_with_figures_and_whether_it_was_too_
     assert str(few).startswith("nothing learned, and too few steps to say why")
 
 
-def test_a_report_has_each_episode_with_cause_and_setting() -> None:
+def test_a_report_has_each_episode_with_cause_and_setting():
     text = str(rloo_kit.diagnose(history(30, **CUT)))
     assert text.startswith("1 finding, steps 1 to 30\n  truncation, steps 1 to 30")
     assert all(label in text for label in ("evidence", "likely cause", "change first"))
@@ -149,7 +149,7 @@ def test_a_report_has_each_episode_with_cause_and_setting() -> None:
         rloo_kit.diagnose([{"train_runtime": 1.0}])
 
 
-def test_a_run_whose_completions_are_cut_stops_with_a_checkpoint(stopped_run: Any) -> None:
+def test_a_run_whose_completions_are_cut_stops_with_a_checkpoint(stopped_run):
     trainer = stopped_run.trainer
     stopped = trainer.state.global_step
     assert 3 <= stopped < 6
@@ -158,7 +158,7 @@ def test_a_run_whose_completions_are_cut_stops_with_a_checkpoint(stopped_run: An
     assert [finding.symptom for finding in rloo_kit.diagnose(trainer).findings] == ["truncation"]
 
 
-def test_an_infinite_reward_in_plain_trl_is_found(fresh_policy: Any, task: Any, tmp_path: Path) -> None:
+def test_an_infinite_reward_in_plain_trl_is_found(fresh_policy, task, tmp_path):
     """The kit's own trainer refuses it before it reaches a weight."""
     findings: list[Finding] = []
     trl.RLOOTrainer(
@@ -173,8 +173,8 @@ def test_an_infinite_reward_in_plain_trl_is_found(fresh_policy: Any, task: Any, 
 
 
 def test_where_every_completion_is_cut_and_masked_no_weight_moves_and_it_is_said(
-    fresh_policy: Any, make_trainer: Any, capsys: Any
-) -> None:
+    fresh_policy, make_trainer, capsys
+):
     """They have a spread of rewards, and teach nothing all the same."""
     trainer = make_trainer(
         model=fresh_policy,

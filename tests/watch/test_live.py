@@ -5,14 +5,12 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 import rloo_kit
 from rloo_kit.watch import callbacks, plots
 from rloo_kit.watch.log import Entry
-from tests.watch.conftest import Notebook
 from tests.watch.logs import step, trl_config
 
 
@@ -43,9 +41,7 @@ class Run:
         self.callback.on_log(*self.given, logs=entry)
 
 
-def test_one_figure_is_shown_then_updated_every_five_seconds_and_saved(
-    notebook: Notebook, tmp_path: Path
-) -> None:
+def test_one_figure_is_shown_then_updated_every_five_seconds_and_saved(notebook, tmp_path):
     callback = callbacks.LivePlot(seconds=5)
     run = Run(callback, tmp_path)
     for number in range(1, 21):
@@ -59,7 +55,7 @@ def test_one_figure_is_shown_then_updated_every_five_seconds_and_saved(
     assert len(notebook.pictures[-1]) == 1, "another run is drawn at once"
 
 
-def test_only_the_main_process_of_a_notebook_draws(notebook: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_only_the_main_process_of_a_notebook_draws(notebook, tmp_path, monkeypatch):
     for shown, main in ((True, False), (False, True)):
         monkeypatch.setattr(callbacks.output, "shows_pictures", lambda shown=shown: shown)
         run = Run(callbacks.LivePlot(), tmp_path, main)
@@ -68,7 +64,7 @@ def test_only_the_main_process_of_a_notebook_draws(notebook: Any, tmp_path: Path
         assert (notebook.pictures, list(tmp_path.iterdir())) == ([], []), (shown, main)
 
 
-def test_a_plot_that_fails_is_disabled(notebook: Notebook, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_plot_that_fails_is_disabled(notebook, tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "draw", lambda history, known: 1 / 0)
     run = Run(callbacks.LivePlot(seconds=0), tmp_path)
     with warnings.catch_warnings(record=True) as warned:
@@ -78,7 +74,7 @@ def test_a_plot_that_fails_is_disabled(notebook: Notebook, tmp_path: Path, monke
     assert "Live plot disabled: ZeroDivisionError: division by zero" in str(warning.message)
 
 
-def test_a_real_run_is_drawn_and_still_reports_where_it_was_asked_to(stopped_run: Any) -> None:
+def test_a_real_run_is_drawn_and_still_reports_where_it_was_asked_to(stopped_run):
     args = stopped_run.trainer.args
     assert (args.report_to, args.run_name) == (["elsewhere"], "a name")
     assert {"reward", "dead_groups", "rewards/right_after_thought/mean"} <= stopped_run.logs[0].keys()

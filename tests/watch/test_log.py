@@ -14,13 +14,13 @@ def steady(known: Known, **entry: float) -> Log:
     return Log([{"step": step, **entry} for step in range(1, 11)], known)
 
 
-def test_a_means_error_counts_how_a_batchs_prompts_differ_from_others() -> None:
+def test_a_means_error_counts_how_a_batchs_prompts_differ_from_others():
     """Four completions of one prompt weigh as 4 / 1.9; the spread among them is (4 - 1.9) / 3 of the variance."""
     log = steady(Known(4, 1), reward=0.5, reward_std=0.3)
     assert log.error("reward", log) == pytest.approx(0.3 * math.sqrt(3 / 2.1) / math.sqrt(40 / 1.9))
 
 
-def test_how_good_a_policy_is_depends_on_what_its_reward_can_pay_and_on_its_right_answers() -> None:
+def test_how_good_a_policy_is_depends_on_what_its_reward_can_pay_and_on_its_right_answers():
     # 0 or 5 to 4 of 10: mean 2; TRL's deviation is the sample's.
     log = steady(Known(10, 1), reward=2.0, reward_std=5 * math.sqrt(0.4 * 0.6 * 10 / 9))
     assert log.height() == pytest.approx(0.4)
@@ -40,12 +40,12 @@ def test_how_good_a_policy_is_depends_on_what_its_reward_can_pay_and_on_its_righ
         ([{"step": 5 * i, "dead_groups": i / 5} for i in (1, 2, 3)], 1),  # five batches per entry
     ],
 )
-def test_a_log_alone_tells_how_many_groups_a_step_has_at_least(entries: list, groups: int) -> None:
+def test_a_log_alone_tells_how_many_groups_a_step_has_at_least(entries, groups):
     known = Known.guessed([{"step": step, **entry} for step, entry in enumerate(entries)])
     assert (known.groups, known.completions) == (groups, max(8, 2 * groups))
 
 
-def test_a_batch_that_several_updates_use_is_counted_once() -> None:
+def test_a_batch_that_several_updates_use_is_counted_once():
     config = trl_config(per_device_train_batch_size=2, gradient_accumulation_steps=4, num_generations=4)
     known = Known.of(config)
     assert (known.completions, known.groups, known.updates, known.batches) == (32, 8, 4, 1)
@@ -58,6 +58,6 @@ def test_a_batch_that_several_updates_use_is_counted_once() -> None:
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(10, 10), (9, 10), (31, 40), (30, 40)])
-def test_surely_above_is_the_exact_binomial_tail(hits: int, trials: int) -> None:
+def test_surely_above_is_the_exact_binomial_tail(hits, trials):
     tail = sum(math.comb(trials, n) for n in range(hits, trials + 1)) / 2**trials
     assert surely_above(hits / trials, trials, 0.5) == (tail < 0.00135)

@@ -24,7 +24,7 @@ def picture() -> Any:
     return figure
 
 
-def test_three_panels_have_title_unit_curves_and_points(picture: Any) -> None:
+def test_three_panels_have_title_unit_curves_and_points(picture):
     assert [axis.get_title(loc="left") for axis in picture.axes] == ["Reward", "Lost samples", "Policy"]
     assert [axis.get_ylabel() for axis in picture.axes] == ["reward", "%", "nats per token"]
     (points,) = [line for line in picture.axes[0].lines if line.get_label() == "held out"]
@@ -40,7 +40,7 @@ def test_three_panels_have_title_unit_curves_and_points(picture: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["quickstart seed 0.healthy", "length hacking.ill"])
-def test_the_band_is_two_standard_errors_to_both_sides_within_what_the_reward_can_be(name: str) -> None:
+def test_the_band_is_two_standard_errors_to_both_sides_within_what_the_reward_can_be(name):
     log = read(file_of(name))
     (band,) = plots.draw(log.entries, log.known).axes[0].collections
     (curve,) = [curve for curve in plots.curves(log.entries) if curve.label == "mean reward"]
@@ -49,14 +49,14 @@ def test_the_band_is_two_standard_errors_to_both_sides_within_what_the_reward_ca
     assert heights.min() == pytest.approx(min(curve.means) - error), "a reward below 0 has no known end"
 
 
-def test_what_was_found_stands_above_and_its_steps_are_shaded(picture: Any) -> None:
+def test_what_was_found_stands_above_and_its_steps_are_shaded(picture):
     assert picture.get_suptitle() == "No symptom found"
     sick = plots.plot(read(file_of("KL explosion.ill")).entries)
     assert sick.get_suptitle().startswith("Found: KL explosion (steps ")
     assert all(axis.patches for axis in sick.axes)
 
 
-def test_a_notebook_shows_it_700_pixels_wide_and_as_text_that_never_changes(picture: Any) -> None:
+def test_a_notebook_shows_it_700_pixels_wide_and_as_text_that_never_changes(picture):
     from IPython.core.formatters import DisplayFormatter
     from PIL import Image
 
@@ -65,7 +65,7 @@ def test_a_notebook_shows_it_700_pixels_wide_and_as_text_that_never_changes(pict
     assert shown["text/plain"] == "<picture of a run>"  # as any other run's, for nbval
 
 
-def test_no_legend_runs_into_a_title_or_out_of_the_picture(picture: Any) -> None:
+def test_no_legend_runs_into_a_title_or_out_of_the_picture(picture):
     frame = picture.bbox.padded(1)
     for axis in picture.axes:
         legend, title = axis.get_legend().get_window_extent(), axis._left_title.get_window_extent()
@@ -74,7 +74,7 @@ def test_no_legend_runs_into_a_title_or_out_of_the_picture(picture: Any) -> None
         assert not legend.overlaps(title)
 
 
-def test_the_picture_is_saved_with_the_run_or_where_it_is_asked_for(stopped_run: Any, tmp_path: Path) -> None:
+def test_the_picture_is_saved_with_the_run_or_where_it_is_asked_for(stopped_run, tmp_path):
     picture = Path(stopped_run.trainer.args.output_dir) / plots.PICTURE
     picture.unlink(missing_ok=True)
     figure = rloo_kit.plot(stopped_run.trainer)
@@ -88,12 +88,12 @@ def test_the_picture_is_saved_with_the_run_or_where_it_is_asked_for(stopped_run:
     ("source", "message"),
     [([{"step": 1, "reward": math.nan}], "no training step with a finite figure"), (42, "this is no run")],
 )
-def test_what_holds_no_step_is_refused(source: Any, message: str) -> None:
+def test_what_holds_no_step_is_refused(source, message):
     with pytest.raises(ConfigError, match=message):
         plots.plot(source)
 
 
-def test_as_text_every_curve_is_a_line_from_its_first_figure_to_its_last() -> None:
+def test_as_text_every_curve_is_a_line_from_its_first_figure_to_its_last():
     rows = str(plots.plot(LOG)).splitlines()
     assert len(rows) == 8, "the terms are two"
     assert rows[0].split() == ["mean", "reward", "0.10", "→", "1.00", "reward"]
@@ -101,7 +101,7 @@ def test_as_text_every_curve_is_a_line_from_its_first_figure_to_its_last() -> No
     assert rows[-1].split() == ["length", "21", "→", "30", "tokens"]
 
 
-def test_a_curve_whose_metric_is_missing_or_never_finite_is_left_out() -> None:
+def test_a_curve_whose_metric_is_missing_or_never_finite_is_left_out():
     for metrics, label in (
         (["kl"], "KL to the reference"),  # beta 0
         (["dead_groups", "frac_reward_zero_std"], "zero-variance groups"),
@@ -116,21 +116,19 @@ def labels(history: list[dict[str, Any]]) -> list[str]:
     return [curve.label for curve in plots.curves(history)]
 
 
-def test_what_trl_counts_after_the_kl_term_is_said_to_be_trls_count() -> None:
+def test_what_trl_counts_after_the_kl_term_is_said_to_be_trls_count():
     stock = [{name: value for name, value in entry.items() if name != "dead_groups"} for entry in LOG]
     assert "zero-variance groups, by TRL's count" in labels(stock)
 
 
 @pytest.mark.parametrize(("times", "shown"), [(1.0, []), (0.8, ["right"]), (300.0, ["right / 1000"])])
-def test_a_single_reward_is_not_drawn_twice_and_one_of_another_size_is_divided(
-    times: float, shown: list[str]
-) -> None:
+def test_a_single_reward_is_not_drawn_twice_and_one_of_another_size_is_divided(times, shown):
     means = {n: {"rewards/right/mean": times * n / 10, "rewards/closed/mean": None} for n in (1, 9)}
     assert labels([step(n, **mean) for n, mean in means.items()])[1:-4] == shown
 
 
 @pytest.mark.parametrize(("n_logs", "window"), [(1, 1), (19, 1), (20, 3), (210, 21)])
-def test_the_running_mean_is_that_of_the_neighbours_in_a_tenth_of_the_run(n_logs: int, window: int) -> None:
+def test_the_running_mean_is_that_of_the_neighbours_in_a_tenth_of_the_run(n_logs, window):
     values = [math.sin(i) for i in range(n_logs)]
     curve = plots.Curve("", "", "", "", "", plots.np.arange(n_logs), plots.np.array(values))
     assert curve.window == window
@@ -138,7 +136,7 @@ def test_the_running_mean_is_that_of_the_neighbours_in_a_tenth_of_the_run(n_logs
     assert list(curve.means) == pytest.approx([sum(part) / len(part) for part in near])
 
 
-def test_a_line_joins_the_entries_that_have_its_figure() -> None:
+def test_a_line_joins_the_entries_that_have_its_figure():
     """A step whose groups are all without variance has no entropy."""
     history = [step(n) | ({"entropy": None} if n == 4 else {}) for n in range(1, 7)]
     policy = plots.plot(history).axes[-1]

@@ -1,7 +1,6 @@
 """The lines of a run: one width, a blank between figures, and one line for each evaluation."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ EVALUATION = {"eval_reward": 0.42, "eval_reward_std": 0.31, "eval_runtime": 3.0}
 LENGTHS = {"eval_completions/mean_length": 18.4, "eval_completions/clipped_ratio": 0.0}
 
 
-def test_a_line_has_a_figure_under_each_name_the_time_left_and_a_dash_for_what_is_missing() -> None:
+def test_a_line_has_a_figure_under_each_name_the_time_left_and_a_dash_for_what_is_missing():
     assert callbacks.header() == "     step  reward spread dead      kl length  cut s/step    left"
     line = callbacks.line(2, 30, USUAL, 62)
     assert line == "     2/30  +0.500  0.250 100%  0.0123     18 100%   12.3    1:02"
@@ -37,7 +36,7 @@ def test_a_line_has_a_figure_under_each_name_the_time_left_and_a_dash_for_what_i
         ("step_time", 123456.0, "123456"),
     ],
 )
-def test_a_large_figure_gives_up_decimals_and_not_its_blank(metric: str, value: float, shown: str) -> None:
+def test_a_large_figure_gives_up_decimals_and_not_its_blank(metric, value, shown):
     line = callbacks.line(2, 2, {**USUAL, metric: value}, 0)
     assert f" {shown} " in line
     assert len(line) == len(callbacks.header())
@@ -52,14 +51,14 @@ def test_a_large_figure_gives_up_decimals_and_not_its_blank(metric: str, value: 
         ({"eval_loss": 0.0}, ""),  # no reward was given
     ],
 )
-def test_an_evaluation_has_a_line_of_its_own(logs: dict[str, float], line: str, capsys: Any) -> None:
+def test_an_evaluation_has_a_line_of_its_own(logs, line, capsys):
     for main, printed in ((True, line), (False, "")):
         state = SimpleNamespace(is_world_process_zero=main, global_step=25, max_steps=100)
         callbacks.ProgressCallback().on_log(None, state, None, logs=logs)
         assert capsys.readouterr().out == printed
 
 
-def test_an_update_on_earlier_completions_has_a_line_and_the_summary_of_a_run_has_none(capsys: Any) -> None:
+def test_an_update_on_earlier_completions_has_a_line_and_the_summary_of_a_run_has_none(capsys):
     callback = callbacks.ProgressCallback()
     state = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4)
     callback.on_train_begin(None, state, None)
@@ -70,7 +69,7 @@ def test_an_update_on_earlier_completions_has_a_line_and_the_summary_of_a_run_ha
     assert line.split()[:5] == ["2/4", "-", "-", "-", "0.5000"]
 
 
-def test_a_run_without_progress_says_nothing_and_draws_nothing(make_trainer: Any, capsys: Any) -> None:
+def test_a_run_without_progress_says_nothing_and_draws_nothing(make_trainer, capsys):
     """For many runs in one cell; what goes wrong is still said."""
     shown = {callbacks.ProgressCallback, callbacks.LivePlot, callbacks.HealthCallback}
     quiet, usual = make_trainer(progress=False), make_trainer()

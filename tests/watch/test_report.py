@@ -21,7 +21,7 @@ def trainer_of(entries: list[dict[str, Any]], **has: Any) -> Any:
     return SimpleNamespace(state=state, args=args, **has)
 
 
-def test_a_run_with_dead_groups_says_what_they_cost_though_nothing_is_found() -> None:
+def test_a_run_with_dead_groups_says_what_they_cost_though_nothing_is_found():
     entries = history(20, dead_groups=lambda step: (0.25, 0.5)[step % 2], step_time=6.0)
     report = rloo_kit.diagnose(trainer_of(entries))
     assert (report.healthy, report.dead_share) == (True, 0.375)
@@ -29,7 +29,7 @@ def test_a_run_with_dead_groups_says_what_they_cost_though_nothing_is_found() ->
     assert report.notes[0] == cost
 
 
-def test_a_fall_at_the_end_is_said_to_be_chance_with_its_width_or_is_found() -> None:
+def test_a_fall_at_the_end_is_said_to_be_chance_with_its_width_or_is_found():
     """The quickstart's own run ends with 0.89, 0.84, 0.88, 0.86, 0.68, 0.59, 0.56."""
     log = read(file_of("quickstart seed 0.healthy"))
     assert Episodes(log).findings == []
@@ -42,7 +42,7 @@ def test_a_fall_at_the_end_is_said_to_be_chance_with_its_width_or_is_found() -> 
     assert "reward collapse" in [finding.symptom for finding in fallen.findings]
 
 
-def test_where_nothing_was_learned_it_says_how_small_a_gain_could_have_been_seen() -> None:
+def test_where_nothing_was_learned_it_says_how_small_a_gain_could_have_been_seen():
     flat = list(read(file_of("nothing learned.ill")).entries)
     for source, held_out, said in (
         (trainer_of(flat), 200, "with 200 problems a gain below 0.11 cannot be told from chance"),
@@ -57,9 +57,7 @@ def test_where_nothing_was_learned_it_says_how_small_a_gain_could_have_been_seen
 
 
 @pytest.mark.parametrize(("problems", "accuracy"), [(200, 0.5), (1000, 0.3), (400, 0.8)])
-def test_the_smallest_gain_is_found_by_a_paired_test_in_four_of_five_cases(
-    problems: int, accuracy: float
-) -> None:
+def test_the_smallest_gain_is_found_by_a_paired_test_in_four_of_five_cases(problems, accuracy):
     gain, draw = smallest_gain(problems, accuracy), random.Random(0)
     seen = 0
     for _ in range(400):

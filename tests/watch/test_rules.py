@@ -39,7 +39,7 @@ FOUND: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("columns", "symptom", "setting"), FOUND.values(), ids=FOUND)
-def test_a_symptom_is_found_alone_with_its_setting(columns: dict, symptom: str, setting: str) -> None:
+def test_a_symptom_is_found_alone_with_its_setting(columns, symptom, setting):
     (finding,) = Episodes(Log(rounds(history(30, **columns)), KNOWN)).findings
     assert (finding.symptom, finding.setting) == (symptom, setting)
 
@@ -67,13 +67,13 @@ WELL: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("columns", WELL.values(), ids=WELL)
-def test_nothing_is_said_where_nothing_is_wrong(columns: dict[str, Any]) -> None:
+def test_nothing_is_said_where_nothing_is_wrong(columns):
     entries = history(30, **columns)
     assert symptoms(entries) == []
     assert symptoms(entries, Known()) == [], "nor where the settings are not known"
 
 
-def test_a_run_without_a_single_reward_is_read_and_one_with_some_is_read_by_those() -> None:
+def test_a_run_without_a_single_reward_is_read_and_one_with_some_is_read_by_those():
     none = {"reward": None, "reward_std": None, "rewards/judge/mean": None}
     entries = [{**entry, **none} for entry in history(12)[:-1]]
     (finding,) = rloo_kit.diagnose(entries).findings
@@ -85,7 +85,7 @@ def test_a_run_without_a_single_reward_is_read_and_one_with_some_is_read_by_thos
     assert rounds([*entries, *later]) == later == rounds([*later, *entries])
 
 
-def test_a_reward_is_constant_where_that_is_so_since_the_start_and_of_forty_completions() -> None:
+def test_a_reward_is_constant_where_that_is_so_since_the_start_and_of_forty_completions():
     late = {"reward": from_step(10, 0.5, 0.0), "reward_std": from_step(10, 0.45, 0.0)}
     assert "constant reward" not in symptoms(history(40, **late, dead_groups=from_step(10, 0.1, 1.0)))
     never = history(20, reward=0.0, **ALL_EQUAL)
@@ -95,20 +95,20 @@ def test_a_reward_is_constant_where_that_is_so_since_the_start_and_of_forty_comp
     assert symptoms(history(20, reward=lambda step: step % 2, **ALL_EQUAL)) != ["constant reward"]
 
 
-def test_a_long_run_that_is_level_because_it_is_good_has_not_failed_to_learn() -> None:
+def test_a_long_run_that_is_level_because_it_is_good_has_not_failed_to_learn():
     assert symptoms(history(130, reward=from_step(2 * WINDOW + 1, 0.3, 0.75))) == [], "learned early"
     assert symptoms(history(130, reward=from_step(2 * WINDOW + 1, 0.3, 0.5))) == [], "half of it"
     assert symptoms(history(130, reward=from_step(126, 0.85, 0.6))) == [], "a little less good of late"
 
 
 @pytest.mark.parametrize(("fp16", "overflows"), [(False, 3), (True, 17)])
-def test_an_fp16_run_may_look_for_its_loss_scale(fp16: bool, overflows: int) -> None:
+def test_an_fp16_run_may_look_for_its_loss_scale(fp16, overflows):
     known = Known(completions=32, groups=4, args=logs.trl_config(fp16=fp16))
     assert "non-finite figures" not in symptoms(history(overflows - 1, grad_norm=math.nan), known)
     assert "non-finite figures" in symptoms(history(overflows, grad_norm=math.nan), known)
 
 
-def test_clip_ratios_of_a_second_pass_over_a_batch_are_read_though_it_logs_no_reward() -> None:
+def test_clip_ratios_of_a_second_pass_over_a_batch_are_read_though_it_logs_no_reward():
     again = {"clip_ratio/region_mean": 0.6, "grad_norm": 1.0}
     scored = [{**entry, "step": 2 * entry["step"]} for entry in history(10)[:-1]]
     both = [part for entry in scored for part in (entry, {**again, "step": entry["step"] + 1})]
@@ -116,12 +116,12 @@ def test_clip_ratios_of_a_second_pass_over_a_batch_are_read_though_it_logs_no_re
     assert symptoms(scored) == []
 
 
-def test_a_collapse_at_the_first_update_is_seen_against_the_only_entry_before_it() -> None:
+def test_a_collapse_at_the_first_update_is_seen_against_the_only_entry_before_it():
     assert "reward collapse" in symptoms(history(8, reward=from_step(2, 0.7, 0.05), reward_std=0.4))
 
 
 @pytest.mark.parametrize(("prompts", "k"), [(4, 2), (2, 4), (1, 8), (4, 8)])
-def test_chance_alone_is_called_a_collapse_or_dead_groups_in_one_run_of_100(prompts: int, k: int) -> None:
+def test_chance_alone_is_called_a_collapse_or_dead_groups_in_one_run_of_100(prompts, k):
     known = Known(prompts * k, prompts, (1.0,))
     runs = [symptoms(chance_rewards(seed, prompts, k), known) for seed in range(20)]
     false = [names for names in runs if set(names) - {"nothing learned"}]
@@ -129,7 +129,7 @@ def test_chance_alone_is_called_a_collapse_or_dead_groups_in_one_run_of_100(prom
     assert len(false) <= 1, false
 
 
-def test_what_a_step_is_worth_counts_the_generation_batches_that_it_gathers() -> None:
+def test_what_a_step_is_worth_counts_the_generation_batches_that_it_gathers():
     """TRL logs the spread within each of them, which leaves out how they differ: here nearly all of it."""
     one = chance_rewards(0, 1, 2, steps=120, ends=0.05)
     gathered = [{**entry, "step": step} for step, entry in enumerate(logs.averaged(one, 4), 1)]
@@ -150,6 +150,6 @@ def test_what_a_step_is_worth_counts_the_generation_batches_that_it_gathers() ->
         (2, 1.0, 0.95, "too easy"),
     ],
 )
-def test_dead_groups_count_against_chance(k: int, share: float, right: float, cause: str | None) -> None:
+def test_dead_groups_count_against_chance(k, share, right, cause):
     entries = history(40, reward=right, reward_std=0.45, dead_groups=share)
     assert symptoms(entries, Known(8 * k, 8)) == ([f"dead groups, {cause}"] if cause else [])

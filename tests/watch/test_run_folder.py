@@ -28,7 +28,7 @@ def read(source: Source) -> tuple[Sequence[Entry], Path | None]:
     return run.history, run.folder
 
 
-def test_a_trainer_a_state_file_and_a_folder_give_the_same_log(tmp_path: Path) -> None:
+def test_a_trainer_a_state_file_and_a_folder_give_the_same_log(tmp_path):
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": LOG}))
     trainer: Any = SimpleNamespace(
         state=SimpleNamespace(log_history=LOG), args=trl_config(output_dir=tmp_path)
@@ -37,7 +37,7 @@ def test_a_trainer_a_state_file_and_a_folder_give_the_same_log(tmp_path: Path) -
         assert read(source) == (LOG, tmp_path)
 
 
-def test_of_a_stock_run_the_newest_readable_checkpoint_is_read(tmp_path: Path) -> None:
+def test_of_a_stock_run_the_newest_readable_checkpoint_is_read(tmp_path):
     for number in (5, 10):  # "10" sorts before "5" as text
         state = {"global_step": number, "log_history": LOG[:number]}
         checkpoint(tmp_path / f"checkpoint-{number}", json.dumps(state))
@@ -56,20 +56,20 @@ WRONG = {
 }
 
 
-def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_named(tmp_path):
     for place, (content, message) in enumerate(WRONG.items()):
         folder = checkpoint(tmp_path / f"run{place}", content)
         with pytest.raises(ConfigError, match=rf"(?s){message}.*run{place}"):
             read(folder)
 
 
-def test_what_is_no_figure_in_a_log_is_left_out() -> None:
+def test_what_is_no_figure_in_a_log_is_left_out():
     entries = history(30, completions__clipped_ratio=0.6)
     report = rloo_kit.diagnose([{**entry, "kl": None, "note": "warm", "tags": ["a"]} for entry in entries])
     assert [finding.symptom for finding in report.findings] == ["truncation"]
 
 
-def test_batch_k_and_weights_are_read_from_a_checkpoint_and_what_is_not_known_is_said(tmp_path: Path) -> None:
+def test_batch_k_and_weights_are_read_from_a_checkpoint_and_what_is_not_known_is_said(tmp_path):
     """30 % cut is more than a fifth of 32 completions a step, and may be chance of the 8 that are assumed else."""
     entries = history(12, dead_groups=None, completions__clipped_ratio=lambda step: (0.2, 0.4)[step % 2])
     place = checkpoint(tmp_path / "checkpoint-12", json.dumps({"global_step": 12, "log_history": entries}))
@@ -87,6 +87,6 @@ def test_batch_k_and_weights_are_read_from_a_checkpoint_and_what_is_not_known_is
     assert (known.completions, known.groups, known.batches, known.weights) == (256, 32, 1, (0.8, 0.2))
 
 
-def test_entries_without_a_step_are_numbered() -> None:
+def test_entries_without_a_step_are_numbered():
     history = [{"reward": 0.1, "reward_std": 0.3}, {"reward": 0.2, "reward_std": 0.3}]
     assert [entry["step"] for entry in read_run(history, "diagnose").log.entries] == [1, 2]

@@ -25,7 +25,7 @@ FACTORS = {"ten times as much": 10, "a tenth of it": 1 / 10, "a third of it": 1 
 
 
 @pytest.mark.parametrize("symptom", sorted(SYMPTOMS.keys() - LIVE))
-def test_a_run_that_has_a_symptom_is_diagnosed_with_it_and_mended_by_the_setting_named(symptom: str) -> None:
+def test_a_run_that_has_a_symptom_is_diagnosed_with_it_and_mended_by_the_setting_named(symptom):
     ill, mended = file_of(f"{symptom}.ill"), file_of(f"{symptom}.mended")
     finding = next(finding for finding in Episodes(read(ill)).findings if finding.symptom == symptom)
     assert any(digit in finding.evidence for digit in "0123456789"), "figures, and the steps they are from"
@@ -42,7 +42,7 @@ def test_a_run_that_has_a_symptom_is_diagnosed_with_it_and_mended_by_the_setting
         assert after["learning_rate"] == pytest.approx(factor * before["learning_rate"], rel=0.11)
 
 
-def test_healthy_and_mended_runs_give_no_false_alarm() -> None:
+def test_healthy_and_mended_runs_give_no_false_alarm():
     """Whether their settings are known, or their log alone."""
     logs = [read(file) for file in CALM]
     # Stock TRL's runs and the kit's that learned their task, of which rewards and dead groups were kept.
@@ -58,7 +58,7 @@ def test_healthy_and_mended_runs_give_no_false_alarm() -> None:
     assert [str(finding) for log in both for finding in Episodes(log).findings] == []
 
 
-def test_what_a_wrecked_policy_brings_along_is_not_named_beside_its_cause() -> None:
+def test_what_a_wrecked_policy_brings_along_is_not_named_beside_its_cause():
     rewards = {"reward": from_step(4, 0.6, 0.0), "reward_std": from_step(4, 0.45, 0.0)}
     shares = dict.fromkeys(("dead_groups", "completions/clipped_ratio"), from_step(4, 0.0, 1.0))
     found = symptoms(history(12, **rewards, **shares, kl=from_step(4, 0.01, 8.0)))
