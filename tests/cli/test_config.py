@@ -132,14 +132,6 @@ def test_what_is_no_configuration_is_said_with_its_line(text, folder):
     assert place in said.splitlines()[1]
 
 
-def test_a_reward_whose_file_fails_says_the_error_and_no_traceback(folder, command):
-    Path("broken.py").write_text("import nowhere\nreward = nowhere.reward\n")
-    result = command("plan", "mine.yaml", "--set", "rewards=[broken.py:reward]")
-    assert result.exit_code == 2
-    assert "broken.py cannot be run: ModuleNotFoundError: No module named 'nowhere'" in result.stderr
-    assert "Traceback" not in result.output + result.stderr
-
-
 PAYLOADS: dict[str, Any] = configuration.read(Path(__file__).with_name("payloads.yaml"))
 FILE = """\
 import os
@@ -175,28 +167,22 @@ HONEST = """\
 import functools
 import rewards
 
-def in_time(completion_ids, **kwargs):
-    return [float(len(ids) < 8) for ids in completion_ids]
-
 class Scored:
     __name__ = "scored"
     def __call__(self, completion_ids, **kwargs):
         return [1.0 for ids in completion_ids]
 
-scored, exact, partly = Scored(), rewards.answer_reward("exact"), functools.partial(in_time, limit=3)
+scored, exact = Scored(), rewards.answer_reward("exact")
+partly = functools.partial(scored, limit=3)
 """
-
-REWARDS = ["task.correct", *(f"mine.py:{name}" for name in ("in_time", "scored", "exact", "partly"))]
-REWARDS += ["{rewards.gated: {by: task.correct, reward: mine.py:in_time}}"]
-REWARDS += ["{rewards.weighted: {rewards: [mine.py:scored, {rewards.repetition_reward: {}}]}}"]
 
 
 def test_what_a_file_defines_is_a_reward(folder, shared):
     Path("mine.py").write_text(HONEST)
-    settings = [f"rewards=[{', '.join(REWARDS)}]", f"trainer.reward_weights={[1] * len(REWARDS)}"]
+    names = [f"mine.py:{name}" for name in ("scored", "exact", "partly")]
+    settings = [f"rewards=[{', '.join(names)}]", "trainer.reward_weights=[1, 1, 1]"]
     made = running.assembled(configuration.load_config("mine.yaml", settings))
-    assert len(made.rewards) == len(REWARDS)
-    assert all(map(callable, made.rewards))
+    assert [type(reward).__name__ for reward in made.rewards] == ["Scored", "_AnswerReward", "partial"]
 
 
 def test_names_of_other_recipes_are_taken_in_a_file_as_in_python(folder):

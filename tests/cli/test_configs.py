@@ -28,20 +28,31 @@ def test_a_configuration_of_a_card_fits_it(name):
 PAGE = (ROOT / "docs/command-line.md").read_text()
 COMMANDS = re.findall(r"^\$ rloo-kit (.*)$", PAGE, re.MULTILINE)
 SHORTER = "trainer.max_completion_length=8 trainer.per_device_train_batch_size=8 trainer.gradient_accumulation_steps=1"
-SHORTER += " trainer.steps_per_generation=1 trainer.max_steps=1 trainer.save_steps=1 evaluate.n=2"
+SHORTER += " trainer.steps_per_generation=1 trainer.save_steps=1"
 
 
-def test_the_pages_commands_run_one_after_the_other(command, folder, shared):
+def test_the_pages_commands_run_one_after_the_other_and_say_what_a_notebook_would(command, folder, shared):
     shutil.copytree(ROOT / "configs", "configs")
     shorter = [word for setting in SHORTER.split() for word in ("--set", setting)]
+    said = {}
     for line in COMMANDS:
         verb, *arguments = shlex.split(line)
         more = shorter if "configs/tiny.yaml" in arguments and verb in ("train", "evaluate") else []
         done = command(verb, *arguments, *more)
         assert done.exit_code in ((0, 1) if verb in ("diagnose", "doctor") else (0,)), (line, done.stderr)
-    assert {line.split()[0] for line in COMMANDS} >= {"doctor", "train", "evaluate", "export", "diagnose"}
-    assert Path("out/tiny/run.yaml").is_file()
-    assert configuration.load_config("out/tiny/run.yaml").args.max_steps == 1
+        said[verb, "--resume" in arguments] = done.output
+    assert {"doctor", "cards", "plan", "audit", "evaluate"} <= {verb for verb, _ in said}
+    trained = said["train", False]
+    order = ["fits: ", "\nbefore\n", "step ", "\nafter\n", "adapter: out/tiny/adapter"]
+    assert sorted(order, key=trained.index) == order
+    assert "resuming from out/tiny/run/checkpoint-2" in said["train", True]
+    assert "steps 1 to " in said["diagnose", False]
+    assert Path("out/tiny/adapter/adapter_model.safetensors").is_file()
+    for card in (Path("out/tiny/adapter"), max(Path("out/tiny/run").glob("checkpoint-*"))):
+        assert "| before | 4, greedy |" in (card / "README.md").read_text()
+    assert "| after | 4, greedy |" in Path("out/tiny/adapter/README.md").read_text()
+    assert configuration.load_config("out/tiny/run/_run.yaml").args.save_steps == 1
+    assert configuration.load_config("out/tiny/run.yaml").args.max_steps == 4
 
 
 @pytest.mark.long
