@@ -37,11 +37,8 @@ TESTS = (
     "tests/policy/test_load.py::test_a_saved_adapter_reads_back_with_its_bases_length",
     "tests/test_written_before.py",
 )
-
-
-SETS = {"3.11 oldest": "lowest-direct"} | dict.fromkeys(
-    ("3.11 newest", "3.12 newest", "3.13 newest"), "highest"
-)
+NEWEST = ("3.11 newest", "3.12 newest", "3.13 newest")
+SETS = {"3.11 oldest": "lowest-direct"} | dict.fromkeys(NEWEST, "highest")
 """A Python and an end of pyproject.toml's ranges -> uv's word for that end."""
 
 HEAD = """# Sets of releases that the kit was tried on

@@ -71,33 +71,25 @@ def tonight() -> str:
 
     sections = []
     for size, cards in TONIGHT.items():
-        file, chosen = f"configs/{size}gb.yaml", first_run(cards[0])[0]
+        file, suggested = f"configs/{size}gb.yaml", first_run(cards[0])[0]
         rows = []
-        for setting in (f"policy.name={chosen}", ""):
-            config = load_config(ROOT / file, [setting] if setting else [])
+        for own in ([f"policy.name={suggested}"], []):
+            config = load_config(ROOT / file, own)
             plans = [planned(config, card.lower()) for card in cards]
-            s, shape, evaluated = (
-                plans[0].settings,
-                plans[0].model.checkpoint,
-                (config.evaluate or {}).get("n"),
-            )
-            thinks = {"never": "cannot think"}.get(
-                shape.thinks, f"thinking {'on' if config.policy.get('thinking', True) else 'off'}"
-            )
-            rows.append(
-                (
-                    f"{shape.name}, {thinks}",
-                    f"{s.update_rows // s.num_generations} x {s.num_generations}",
-                    f"{s.prompt_tokens} + {s.max_completion_length}",
-                    f"{s.max_steps}; {evaluated} problems, twice",
-                    f"{plans[0].peak_bytes / 2**30:.1f} GiB, {plans[0].fits}",
-                    *(spelled(one.seconds["in all"]) for one in plans),
-                )
-            )
+            s, shape = plans[0].settings, plans[0].model.checkpoint
+            thinking = f"thinking {'on' if config.policy.get('thinking', True) else 'off'}"
+            row = [
+                f"{shape.name}, {'cannot think' if shape.thinks == 'never' else thinking}",
+                f"{s.update_rows // s.num_generations} x {s.num_generations}",
+                f"{s.prompt_tokens} + {s.max_completion_length}",
+                f"{s.max_steps}; {(config.evaluate or {}).get('n')} problems, twice",
+                f"{plans[0].peak_bytes / 2**30:.1f} GiB, {plans[0].fits}",
+            ]
+            rows.append([*row, *(spelled(plan.seconds["in all"]) for plan in plans)])
         head = ("policy", "prompts x K", "tokens", "steps; evaluated", "memory", *cards)
         sections.append(
             f"### {' or '.join(cards)} ({size} GB): what to run tonight\n\n{markdown_table(head, rows)}\n\n"
-            f"`rloo-kit train {file} --set policy.name={chosen}`; without `--set` the largest that fits."
+            f"`rloo-kit train {file} --set policy.name={suggested}`; without `--set` the largest that fits."
         )
     return "\n\n".join(sections)
 
@@ -151,13 +143,8 @@ def grpo_names() -> str:
         for value, ours in other_recipes.GRPO.get(name, {}).items():
             written = ", ".join(f"`{key}={one!r}`" for key, one in ours.items())
             by_settings.setdefault(written, []).append(f"`{value!r}`")
-        said = [f"{' or '.join(values)}: {written}" for written, values in by_settings.items()]
-        rows.append(
-            (
-                f"`{name}`",
-                "; ".join(said) or plain(f"left out with a warning: {other_recipes.LEFT_OUT[name]}"),
-            )
-        )
+        said = "; ".join(f"{' or '.join(values)}: {written}" for written, values in by_settings.items())
+        rows.append((f"`{name}`", said or plain(f"left out with a warning: {other_recipes.LEFT_OUT[name]}")))
     return markdown_table(("GRPO's", "here"), rows)
 
 

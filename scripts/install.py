@@ -35,9 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument(
-        "--here", action="store_true", help="into the Python that runs this, beside its torch"
-    )
+    parser.add_argument("--here", action="store_true", help="into this Python, beside its torch")
     parser.add_argument("--triton", type=Path, metavar="DIR", help="put Triton there instead, for make test")
     arguments = parser.parse_args()
     version = sys.version.split()[0]
@@ -61,19 +59,23 @@ def install(arguments: argparse.Namespace) -> None:
         [sys.executable, "-m", "venv", str(venv)],
         "install Python's venv module (Debian, Ubuntu: apt install python3-venv)",
     )
-    step(
-        "get uv, which resolves with overrides",
-        [python, "-m", "pip", "install", "-q", "uv>=0.9"],
-        "check that pip reaches a package index: pip download uv",
-    )
+    uv = get_uv(python)
     asked = ["--constraint", str(REQUIREMENTS / "constraints.txt"), "--editable", f"{ROOT}[dev]"]
-    install_stack([python, "-m", "uv"], python, device, asked)
+    install_stack(uv, python, device, asked)
     step(
         "import the stack once, which also compiles it to bytecode",
         [python, "-c", "from rloo_kit.session.import_order import import_unsloth; import_unsloth()"],
         "run `make clean install`; if it fails again, the lines above name the package at fault",
         cwd=venv,  # unsloth may write into the working directory
     )
+
+
+def get_uv(python: str) -> list[str]:
+    """Install uv into the environment of ``python``; the command that runs it."""
+    command = [python, "-m", "pip", "install", "-q", "uv>=0.9"]
+    todo = "check that pip reaches a package index: pip download uv"
+    step("get uv, which resolves with overrides", command, todo)
+    return [python, "-m", "uv"]
 
 
 def install_here() -> None:
@@ -84,15 +86,9 @@ def install_here() -> None:
     with tempfile.TemporaryDirectory() as folder:
         overrides = Path(folder) / "overrides.txt"
         overrides.write_text("\n".join([*kept, CERTIFI, ""]))
-        todo = "check that pip reaches a package index: pip download uv"
-        step(
-            "get uv, which resolves with overrides",
-            [sys.executable, "-m", "pip", "install", "-q", "uv>=0.9"],
-            todo,
-        )
-        uv = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", sys.executable]
+        command = [*get_uv(sys.executable), "pip", "install", "-q", "--python", sys.executable]
         todo = "look for the package that the lines above name; a torch below 2.13 has to be updated first"
-        step("install the kit beside this torch", [*uv, "--override", str(overrides), str(ROOT)], todo)
+        step("install the kit beside this torch", [*command, "--override", str(overrides), str(ROOT)], todo)
 
 
 def install_triton(folder: Path) -> None:
@@ -101,12 +97,10 @@ def install_triton(folder: Path) -> None:
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         print(f"==> no Triton for {sys.platform} {platform.machine()}: tests of the GPU path are skipped")
         return
+    command = [sys.executable, "-m", "uv", "pip", "install", "-q", "--no-deps", "--target", str(folder)]
     step(
         f"put Triton into {folder}, for tests of the GPU path",
-        [
-            *[sys.executable, "-m", "uv", "pip", "install", "-q", "--no-deps", "--target", str(folder)],
-            *["--requirement", str(REQUIREMENTS / "triton.txt")],
-        ],
+        [*command, "--requirement", str(REQUIREMENTS / "triton.txt")],
         "check that uv reaches a package index; `make check` needs no Triton",
     )
 

@@ -61,13 +61,9 @@ def store(path: Path) -> None:
     notebook = executed(nbformat.read(path, as_version=4))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         scratch = Path(folder) / path.name
-        scratch.write_text(without_machine(nbformat.writes(notebook)) + "\n")
+        scratch.write_text(OF_THIS_MACHINE.sub("", nbformat.writes(notebook)) + "\n")
         subprocess.run([sys.executable, *STRIP, str(scratch)], check=True)
         scratch.replace(path)
-
-
-def without_machine(text: str) -> str:
-    return OF_THIS_MACHINE.sub("", text)
 
 
 def run_twice(path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,20 +40,6 @@ print(_json.dumps({
 """
 
 
-@dataclass(frozen=True)
-class Run:
-    """What :data:`ASK` prints, with the ``seconds`` that the notebook took."""
-
-    device: str
-    model: str
-    before: tuple[float, float, float]  # held-out accuracy with the bounds of its 95 % interval
-    after: tuple[float, float, float]
-    rewards: list[float]  # mean reward, per step
-    peak_bytes: int
-    adapter: str  # relative to the notebook's folder
-    seconds: float
-
-
 class _Showing(NotebookClient):
     _shown: dict[str, str] = {}  # noqa: RUF012 - one client a process
 
@@ -76,10 +61,10 @@ class _Showing(NotebookClient):
         return f"{added}\n" if added else ""
 
 
-def run(notebook: Path) -> Run:
-    """Execute a copy of the quickstart notebook, left under out/, and ask its kernel for the results."""
-    started, book = time.monotonic(), nbformat.read(notebook, as_version=4)
-    where = {"metadata": {"path": str(notebook.parent)}}
+def run() -> dict[str, Any]:
+    """Execute a copy of the notebook, left under out/, and ask its kernel for the results."""
+    started, book = time.monotonic(), nbformat.read(NOTEBOOK, as_version=4)
+    where = {"metadata": {"path": str(NOTEBOOK.parent)}}
     client = _Showing(book, timeout=None, kernel_name="python3", resources=where)
     OUT.mkdir(exist_ok=True)
     cells = [index for index, cell in enumerate(book.cells) if cell.cell_type == "code"]
@@ -90,26 +75,24 @@ def run(notebook: Path) -> Run:
                 client.execute_cell(book.cells[index], index)
             answer = client.execute_cell(nbformat.v4.new_code_cell(ASK), -1)
     finally:
-        nbformat.write(book, OUT / notebook.name)
-    return Run(**json.loads(answer.outputs[0]["text"]), seconds=time.monotonic() - started)
+        nbformat.write(book, OUT / NOTEBOOK.name)
+    return {**json.loads(answer.outputs[0]["text"]), "seconds": time.monotonic() - started}
 
 
-def share(accuracy: tuple[float, float, float]) -> str:
-    return "{:.3f} [{:.3f}, {:.3f}]".format(*accuracy)
-
-
-def summary(result: Run) -> str:
-    few = max(1, len(result.rewards) // 6)
-    first, last = sum(result.rewards[:few]) / few, sum(result.rewards[-few:]) / few
-    adapter = (NOTEBOOK.parent / result.adapter).resolve()
+def summary(found: dict[str, Any]) -> str:
+    rewards = found["rewards"]
+    few = max(1, len(rewards) // 6)
+    first, last = sum(rewards[:few]) / few, sum(rewards[-few:]) / few
+    before, after = ("{:.3f} [{:.3f}, {:.3f}]".format(*found[when]) for when in ("before", "after"))
+    adapter = (NOTEBOOK.parent / found["adapter"]).resolve()
     return "\n".join(
         [
-            f"device     {result.device}",
-            f"model      {result.model}",
-            f"held out   accuracy {share(result.before)} -> {share(result.after)} (95 %)",
+            f"device     {found['device']}",
+            f"model      {found['model']}",
+            f"held out   accuracy {before} -> {after} (95 %)",
             f"reward     {first:.3f} (first {few} steps) -> {last:.3f} (last {few})",
-            f"time       {result.seconds:.0f} s for the notebook",
-            f"memory     {result.peak_bytes / 2**30:.2f} GiB at the peak",
+            f"time       {found['seconds']:.0f} s for the notebook",
+            f"memory     {found['peak_bytes'] / 2**30:.2f} GiB at the peak",
             f"adapter    {adapter.relative_to(ROOT)}",
             f"notebook   {(OUT / NOTEBOOK.name).relative_to(ROOT)}",
         ]
@@ -119,4 +102,4 @@ def summary(result: Run) -> str:
 if __name__ == "__main__":
     # A notebook that failed has shown its error; this script's traceback would only hide it.
     sys.tracebacklimit = 0
-    print("\n" + summary(run(NOTEBOOK)))
+    print("\n" + summary(run()))

@@ -12,6 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FunctionType
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("rloo_kit", "rewards")
@@ -49,11 +50,8 @@ def opening(file: Path) -> str:
 
 def shortened(sentence: str) -> str:
     """A long sentence up to its first colon or semicolon; one that is still long, up to a comma."""
-    for mark, longest, least in (
-        ("[:;] ", LONG, 3),
-        (", (?!or |and )", LONG + 2, 4),
-        (", and ", LONG + 4, 6),
-    ):
+    marks = (("[:;] ", LONG, 3), (", (?!or |and )", LONG + 2, 4), (", and ", LONG + 4, 6))
+    for mark, longest, least in marks:
         heads = (sentence[: found.start()] for found in re.finditer(mark, sentence))
         whole = (head for head in heads if len(head.split()) >= least and is_balanced(head))
         if len(sentence.split()) > longest:
@@ -62,9 +60,8 @@ def shortened(sentence: str) -> str:
 
 
 def is_balanced(text: str) -> bool:
-    return (
-        text.count('"') % 2 == 0 and text.count("(") == text.count(")") and text.count("[") == text.count("]")
-    )
+    pairs = all(text.count(left) == text.count(right) for left, right in ("()", "[]"))
+    return pairs and text.count('"') % 2 == 0
 
 
 # --- public names -----------------------------------------------------------------------------------------
@@ -102,13 +99,9 @@ def own_methods(value: object) -> list[str]:
     if not isinstance(value, type) or is_error(value):
         return []
     inherited = {name for base in value.__mro__[1:] for name in vars(base)}
-    return [
-        name
-        for name, one in vars(value).items()
-        if not name.startswith("_")
-        and name not in inherited
-        and (inspect.isfunction(one) or isinstance(one, classmethod | staticmethod))
-    ]
+    methods = (FunctionType, classmethod, staticmethod)
+    own = (name for name, one in vars(value).items() if isinstance(one, methods))
+    return [name for name in own if not name.startswith("_") and name not in inherited]
 
 
 def is_error(value: object) -> bool:

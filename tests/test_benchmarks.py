@@ -21,6 +21,7 @@ import time_to_accuracy
 from phases import PHASES, Meter, Spent, peak_bytes, reset_peak
 from phases import Step as Update
 from runs import Evaluated, Result, Spec
+from time_to_accuracy import by_setting
 
 from rewards import answer_reward
 
@@ -28,29 +29,23 @@ ORDER = ("generate", "old", "reference", "loss forward", "backward", "optimizer"
 SECONDS = {phase: 2**place for place, phase in enumerate(ORDER)}
 
 
-class Time:
-    """Two clocks that advance only when told; wall time runs twice as fast as CPU time."""
+class FakeTrainer:
+    """TRL's methods, each taking a known time; wall time runs twice as fast as CPU time."""
 
-    seconds = 0.0
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.accelerator = SimpleNamespace(
+            device=torch.device("cpu"), backward=lambda _: self.advance(16), unwrap_model=lambda model: model
+        )
+        self.optimizer = SimpleNamespace(step=lambda: self.advance(32))
+        self.model = SimpleNamespace(_adapters_disabled=False, active_adapter="default")
+        self.ref_model = SimpleNamespace()
 
     def advance(self, seconds: float) -> None:
         self.seconds += seconds
 
-    def __call__(self) -> Spent:
+    def now(self) -> Spent:
         return Spent(self.seconds, 2 * self.seconds)
-
-
-class FakeTrainer:
-    """TRL's methods, each taking a known time: only what a step needs."""
-
-    def __init__(self, time: Time) -> None:
-        self.advance = time.advance
-        self.accelerator = SimpleNamespace(
-            device=torch.device("cpu"), backward=lambda _: time.advance(16), unwrap_model=lambda model: model
-        )
-        self.optimizer = SimpleNamespace(step=lambda: time.advance(32))
-        self.model = SimpleNamespace(_adapters_disabled=False, active_adapter="default")
-        self.ref_model = SimpleNamespace()
 
     def _generate_single_turn(self, prompt_ids: list[list[int]]) -> list[list[int]]:
         self.advance(1)
@@ -72,15 +67,9 @@ class FakeTrainer:
         self.optimizer.step()
 
 
-def metered() -> tuple[FakeTrainer, Meter, Time]:
-    time = Time()
-    trainer = FakeTrainer(time)
-    return trainer, Meter(trainer, now=time), time
-
-
 class TestPhases:
     def test_each_second_of_a_step_is_in_one_phase(self) -> None:
-        trainer, meter, _ = metered()
+        meter = Meter(trainer := FakeTrainer(), now=trainer.now)
         meter.begin()
         for _ in range(2):
             trainer.step()
@@ -92,7 +81,7 @@ class TestPhases:
         assert meter.total.cpu_seconds == 254
 
     def test_a_pass_of_a_copied_adapter_or_of_a_model_of_its_own_is_the_references(self) -> None:
-        trainer, meter, _ = metered()
+        meter = Meter(trainer := FakeTrainer(), now=trainer.now)
         meter.begin()
         with torch.no_grad():
             trainer._get_per_token_logps_and_entropies(trainer.ref_model, 3)
@@ -102,14 +91,13 @@ class TestPhases:
         assert meter.steps[0].spent["reference"].cpu_seconds == 7
 
     def test_time_before_the_start_and_while_the_clock_is_paused_is_not_charged(self) -> None:
-        trainer, meter, time = metered()
+        meter = Meter(trainer := FakeTrainer(), now=trainer.now)
         trainer._generate_single_turn([])
         meter.begin()
         trainer._generate_single_turn([])
         with meter.paused():
-            time.advance(1000)
             trainer._get_per_token_logps_and_entropies(trainer.model, 1000)
-        time.advance(5)
+        trainer.advance(5)
         meter.end_step()
         assert meter.steps[0].total.cpu_seconds == 1 + 5
 
@@ -128,18 +116,15 @@ class TestPhases:
 Accuracies = list[tuple[int, float]]  # (step, accuracy) of each evaluation
 
 
-def run_of(name: str, accuracies: Accuracies, seconds: float = 1, tokens: int = 100, **spec: int) -> Result:
+def run_of(name: str, accuracies: Accuracies, seed: int = 0, took: float = 1, tokens: int = 100) -> Result:
     """A run whose steps all take the same time."""
-    n, spent = accuracies[-1][0], dict.fromkeys(PHASES, Spent())
-    full = Spec(name, **{"target": 0.85, "steps": n, "evaluate_every": 3, **spec})
-    steps = (Update({**spent, "generate": Spent(seconds, 2 * seconds)}, tokens),) * n
-    took = [Spent(at * seconds, 2 * at * seconds) for at, _ in accuracies]
-    found = tuple(
-        Evaluated(at, at * tokens, t, score) for t, (at, score) in zip(took, accuracies, strict=True)
-    )
+    n, empty = accuracies[-1][0], dict.fromkeys(PHASES, Spent())
+    spec = Spec(name, setting=name, seed=seed, target=0.85, steps=n, evaluate_every=3, no_ties=True)
+    steps = (Update({**empty, "generate": Spent(took, 2 * took)}, tokens),) * n
+    found = tuple(Evaluated(i, i * tokens, Spent(i * took, 2 * i * took), score) for i, score in accuracies)
     machine = {"device": "CPU", "cpu": "one", "threads": "1", "versions": "torch 1"}
     bytes_held = {"start_bytes": 1, "peak_bytes": 2**30}
-    return Result(full, steps, found, (0.0,) * n, (0.5,) * n, **bytes_held, load=1.0, machine=machine)
+    return Result(spec, steps, found, (0.0,) * n, (0.5,) * n, **bytes_held, load=1.0, machine=machine)
 
 
 REACHES = [(0, 0.5), (3, 0.84), (6, 0.85), (9, 0.8)]
@@ -147,7 +132,7 @@ NEVER = [(0, 0.5), (3, 0.6), (6, 0.7), (9, 0.8)]
 
 
 def tokens_report(found: Sequence[Result], command: str) -> str:
-    return time_to_accuracy.report(time_to_accuracy.by_setting(found), command)
+    return time_to_accuracy.report(by_setting(found), command)
 
 
 REPORTS: dict[str, Callable[[Sequence[Result], str], str]] = {
@@ -172,25 +157,9 @@ class TestRuns:
         assert REPORTS[name](runs.stored(name), tables.command_of(file)) == file.read_text()
 
 
-def pair_of(first: Sequence[Result], other: Sequence[Result]) -> time_to_accuracy.Runs:
-    """Runs of two settings, by seed."""
-    both = {"stock": first, "kit": other}
-    named = {
-        name: [dataclasses.replace(r.spec, setting=name, seed=i) for i, r in enumerate(found)]
-        for name, found in both.items()
-    }
-    return {
-        name: {
-            i: dataclasses.replace(run, spec=spec)
-            for i, (run, spec) in enumerate(zip(both[name], specs, strict=True))
-        }
-        for name, specs in named.items()
-    }
-
-
 class TestTimeToAccuracy:
     def test_between_evaluations_the_accuracy_is_linear(self) -> None:
-        run = run_of("kit", [(0, 0.5), (3, 0.8), (6, 0.9), (9, 0.7)], seconds=4)
+        run = run_of("kit", [(0, 0.5), (3, 0.8), (6, 0.9), (9, 0.7)], took=4)
         at = time_to_accuracy.reached(run, 0.85)
         assert at is not None
         assert dataclasses.astuple(at) == pytest.approx((450, 18))
@@ -208,7 +177,7 @@ class TestTimeToAccuracy:
     def test_a_run_that_misses_the_target_counts_against_the_kit(
         self, stock: Accuracies, kit: Accuracies, ratio: float, why: str
     ) -> None:
-        runs = pair_of([run_of("stock", stock, seconds=4)], [run_of("kit", kit)])
+        runs = by_setting([run_of("stock", stock, took=4), run_of("kit", kit)])
         assert time_to_accuracy.ratios(runs, "kit", 0.85, "cpu_seconds") == [pytest.approx(ratio)], why
 
     @pytest.mark.parametrize(
@@ -231,14 +200,14 @@ class TestTimeToAccuracy:
     def test_seeds_are_compared_one_by_one_and_those_that_only_one_setting_has_are_left_out(self) -> None:
         # Seeds differ by a factor of 3, the settings by 2 on each.
         fast, slow = [(0, 0.5), (3, 0.9)], [(0, 0.5), (9, 0.9)]
-        first = [run_of("stock", both, tokens=200) for both in (fast, slow, slow)]
-        runs = pair_of(first, [run_of("kit", both) for both in (fast, slow)])
+        found = [run_of("stock", both, seed, tokens=200) for seed, both in enumerate((fast, slow, slow))]
+        runs = by_setting([*found, run_of("kit", fast, 0), run_of("kit", slow, 1)])
         assert time_to_accuracy.ratios(runs, "kit", 0.85, "tokens") == pytest.approx([0.5, 0.5])
         assert time_to_accuracy.step_ratios(runs, "kit", "cpu_seconds") == pytest.approx([2, 2])
 
     def test_the_report_names_every_run_that_missed_the_target_and_the_picture_shows_it(self) -> None:
-        stock = [run_of("stock", REACHES, seconds=4), run_of("stock", NEVER, seconds=4)]
-        runs = pair_of(stock, [run_of("kit", REACHES), run_of("kit", REACHES)])
+        stock = [run_of("stock", REACHES, 0, took=4), run_of("stock", NEVER, 1, took=4)]
+        runs = by_setting([*stock, run_of("kit", REACHES, 0), run_of("kit", REACHES, 1)])
         text = time_to_accuracy.report(runs, "`python benchmarks/time_to_accuracy.py`")
         # 600 / 600 and 600 / 900: the logarithms are 0.405 apart; 12.71 times half of that is 2.576.
         assert "| kit | 4 x 8 | 0.001 | 2 |" in text
@@ -247,16 +216,14 @@ class TestTimeToAccuracy:
         assert " | 600 | 1 | 1 | 1 | 1 |" in text
         assert "| 1 | over 900 | 600 |" in text
         panels = time_to_accuracy.picture(runs).axes
-        assert [len(panel.get_lines()) for panel in panels] == [2 + 2, 2 + 2], (
-            "two seeds, their mean, the target"
-        )
+        assert [len(panel.get_lines()) for panel in panels] == [4, 4], "two seeds, their mean, the target"
 
 
 class TestStep:
     def test_the_table_compares_each_trainer_with_stock_by_the_token_without_the_first_step(self) -> None:
         seconds = {"stock": 4.0, "kit": 1.0, "stock, recomputing": 8.0, "kit, recomputing": 2.0}
         slow = Update({name: Spent(100, 100) for name in PHASES}, 1)
-        timed = [run_of(name, REACHES, took, no_ties=True) for name, took in seconds.items()]
+        timed = [run_of(name, REACHES, took=took) for name, took in seconds.items()]
         results = [dataclasses.replace(run, steps=(slow, *run.steps[1:])) for run in timed]
         text = step.report(results, "`python benchmarks/step.py`")
         assert "| kit | 1 | 10.00 [10.00, 10.00] | 0.25 | 10.00 | 0.00 |" in text
