@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import rewards
-from rloo_kit.watch.log import Entry, Known, Log, rounds
+from rloo_kit.watch.statistics import Entry, Known, Log, rounds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

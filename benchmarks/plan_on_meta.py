@@ -63,8 +63,8 @@ FULL: tuple[dict[str, Any], ...] = (*WHOLE, *({"layers": 6} | case for case in O
 def planned(case: dict[str, Any]) -> dict[str, int]:
     """Phase -> bytes of tensors by the plan, from the catalogue; every projection is in 4 bit, as in the trace."""
     from rloo_kit.memory.formulas import BUFFER, CONTEXT, FRAGMENTATION, WORKSPACES, Step
-    from rloo_kit.memory.plan_inputs import model_of
     from rloo_kit.memory.plan_settings import Settings
+    from rloo_kit.memory.policy_tensors import model_of
     from rloo_kit.models import CATALOGUE
 
     settings = Settings(

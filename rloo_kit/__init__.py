@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from rloo_kit import tasks
     from rloo_kit.evaluation.compare import Comparison, compare
     from rloo_kit.evaluation.evaluate import Evaluation, evaluate
-    from rloo_kit.memory.fit import fit
+    from rloo_kit.memory.cards import fit
     from rloo_kit.memory.plan import Plan, plan
     from rloo_kit.models import CATALOGUE, Checkpoint
     from rloo_kit.policy.load import load_policy
     from rloo_kit.policy.policy import Completion, Policy
     from rloo_kit.session.prepare import Environment, prepare
     from rloo_kit.session.release import release
-    from rloo_kit.session.shutdown import shutdown_kernel
+    from rloo_kit.session.shutdown_kernel import shutdown_kernel
     from rloo_kit.train.config import RLOOConfig
     from rloo_kit.train.trainer import RLOOTrainer
     from rloo_kit.watch.callbacks import HealthCallback
@@ -37,12 +37,12 @@ _NAMES_IN = {
     "models": ("CATALOGUE", "Checkpoint"),
     "evaluation.compare": ("Comparison", "compare"),
     "evaluation.evaluate": ("Evaluation", "evaluate"),
-    "memory.fit": ("fit",),
+    "memory.cards": ("fit",),
     "memory.plan": ("Plan", "plan"),
     "policy.load": ("load_policy",),
     "policy.policy": ("Completion", "Policy"),
     "session.prepare": ("Environment", "prepare"),
-    "session.shutdown": ("shutdown_kernel",),
+    "session.shutdown_kernel": ("shutdown_kernel",),
     "session.release": ("release",),
     "train.config": ("RLOOConfig",),
     "train.trainer": ("RLOOTrainer",),

@@ -49,9 +49,9 @@ FROM_GRPO = ("loss_type", "scale_rewards", "max_prompt_length", "unsloth_num_chu
 
 
 def card_table() -> str:
-    from rloo_kit.memory import fit
+    from rloo_kit.memory import cards
 
-    return fit.table()
+    return cards.table()
 
 
 TONIGHT = {
@@ -66,8 +66,8 @@ TONIGHT = {
 def tonight() -> str:
     from rloo_kit.cli.config import load_config
     from rloo_kit.cli.run import planned
+    from rloo_kit.memory.cards import first_run
     from rloo_kit.memory.duration import spelled
-    from rloo_kit.memory.fit import first_run
 
     sections = []
     for size, cards in TONIGHT.items():
@@ -125,26 +125,26 @@ def settings() -> str:
 
 
 def old_names() -> str:
-    from rloo_kit.train import other_recipes
+    from rloo_kit.train import renamed_args
 
     today: dict[str, list[str]] = {}
-    for old, new in {**other_recipes.CONFIG_OLD, **other_recipes.TRAINER_OLD}.items():
+    for old, new in {**renamed_args.CONFIG_OLD, **renamed_args.TRAINER_OLD}.items():
         today.setdefault(new, []).append(f"`{old}`")
     return "\n".join(f"- `{new}`: {', '.join(old)}" for new, old in today.items())
 
 
 def grpo_names() -> str:
     """What the fields of TRL's ``GRPOConfig`` that notebooks set most are here, without what is refused."""
-    from rloo_kit.train import other_recipes
+    from rloo_kit.train import renamed_args
 
     rows = []
     for name in FROM_GRPO:
         by_settings: dict[str, list[str]] = {}
-        for value, ours in other_recipes.GRPO.get(name, {}).items():
+        for value, ours in renamed_args.GRPO.get(name, {}).items():
             written = ", ".join(f"`{key}={one!r}`" for key, one in ours.items())
             by_settings.setdefault(written, []).append(f"`{value!r}`")
         said = "; ".join(f"{' or '.join(values)}: {written}" for written, values in by_settings.items())
-        rows.append((f"`{name}`", said or plain(f"left out with a warning: {other_recipes.LEFT_OUT[name]}")))
+        rows.append((f"`{name}`", said or plain(f"left out with a warning: {renamed_args.LEFT_OUT[name]}")))
     return markdown_table(("GRPO's", "here"), rows)
 
 

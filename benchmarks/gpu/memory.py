@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, P
 from rloo_kit.memory.formulas import LORA, OPTIMIZER, REST, WEIGHTS
 from rloo_kit.memory.hardware import CUDA_CONTEXT_BYTES
 from rloo_kit.memory.meter import Meter
-from rloo_kit.memory.plan_inputs import bytes_of, weight_bytes
+from rloo_kit.memory.policy_tensors import bytes_of, weight_bytes
 from rloo_kit.models import Checkpoint, nf4_bytes
 from rloo_kit.policy.bundled import TINY
 

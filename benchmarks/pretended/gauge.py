@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rloo_kit.memory.plan_inputs import quantisation_tensors
+from rloo_kit.memory.policy_tensors import quantisation_tensors
 
 
 class TensorGauge(TorchDispatchMode):

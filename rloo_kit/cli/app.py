@@ -82,7 +82,7 @@ def cards(card: OneCard = None) -> None:
 
     And how long its completions may be: computed, not measured.
     """
-    from rloo_kit.memory.fit import table
+    from rloo_kit.memory.cards import table
 
     typer.echo(rloo_kit.fit(card) if card else table())
 
@@ -172,7 +172,7 @@ def export(run: RunFolder, out: Out = None, force: Force = False) -> None:
     it.  What cannot be written is named, with what to do.
     """
     from rloo_kit.cli.config import written
-    from rloo_kit.watch.run_folder import NOTEBOOK, RECIPE
+    from rloo_kit.watch.read_run import NOTEBOOK, RECIPE
 
     file = out or Path(f"{run.absolute()}.yaml")
     functions = file.with_name(f"{file.stem}_rewards.py")

@@ -29,7 +29,7 @@ from rloo_kit.cli.reward_entries import check_arguments, check_known, mapped
 from rloo_kit.errors import ConfigError
 from rloo_kit.evaluation.evaluate import SAMPLING, check_asked, evaluate
 from rloo_kit.policy import load
-from rloo_kit.train import check_config, other_recipes
+from rloo_kit.train import check_config, renamed_args
 from rloo_kit.train.config import RLOOConfig, known_names, types
 
 SECTIONS: dict[str, argument_types.Hint] = {
@@ -148,7 +148,7 @@ def _check_setting(name: str, value: Any) -> None:
     if isinstance(value, dict) and (code := {"custom_generate", "trust_remote_code"} & value.keys()):
         raise ConfigError(f"{code.pop()} would run code of the hub's", todo=f"remove it from {name}")
     with warnings.catch_warnings(action="ignore"):  # said when the settings are made
-        todays = other_recipes.todays({name: value}, known_names(RLOOConfig), "RLOOConfig")
+        todays = renamed_args.todays({name: value}, known_names(RLOOConfig), "RLOOConfig")
     check_config.checked(todays, types())
 
 

@@ -16,7 +16,7 @@ from rloo_kit.cli import reward_entries
 from rloo_kit.cli.config import Config
 from rloo_kit.errors import ConfigError
 from rloo_kit.evaluation.evaluate import SAMPLING, Evaluation, evaluate
-from rloo_kit.memory.fit import first_run
+from rloo_kit.memory.cards import first_run
 from rloo_kit.memory.hardware import device_of
 from rloo_kit.policy import load
 from rloo_kit.policy.load import load_policy

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rloo_kit.memory.plan_inputs import Model
     from rloo_kit.memory.plan_settings import Settings
+    from rloo_kit.memory.policy_tensors import Model
 
 # In a slow case.  An assumption: large models were trained at 21 to 46 % of the peak (Chowdhery et al. 2022, PaLM).
 BANDWIDTH_SHARE, PEAK_SHARE = 0.5, 0.3

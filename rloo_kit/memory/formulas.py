@@ -10,8 +10,8 @@ F ffn size, V vocabulary, L layers, r LoRA rank.
 from functools import cached_property
 
 from rloo_kit.memory.hardware import CUDA_CONTEXT_BYTES
-from rloo_kit.memory.plan_inputs import Model
 from rloo_kit.memory.plan_settings import PROCESSORS, Settings
+from rloo_kit.memory.policy_tensors import Model
 from rloo_kit.session.output import GIB, MIB
 
 WEIGHTS, KEPT, REST = "weights", "layers kept in 16 bit", "embedding, lm_head, norms"

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
-from rloo_kit.memory import duration, plan_inputs
+from rloo_kit.memory import duration, policy_tensors
 from rloo_kit.memory.formulas import ESTIMATED, LAYER, PARTS, Parts, Step
 from rloo_kit.memory.hardware import Device, device_of, speed_of, vllm_bytes, where_computed
-from rloo_kit.memory.plan_inputs import Model, model_of
 from rloo_kit.memory.plan_settings import Configured, Settings, settings_of
+from rloo_kit.memory.policy_tensors import Model, model_of
 from rloo_kit.models import CATALOGUE, FOR_CPU, PROJECTIONS
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import GIB, scale_of, text_table
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rloo_kit import RLOOTrainer
     from rloo_kit.memory.meter import Measured
-    from rloo_kit.memory.plan_inputs import Plannable
+    from rloo_kit.memory.policy_tensors import Plannable
 
 Verdict = Literal["fits", "tight", "does not fit"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # best first
@@ -352,7 +352,7 @@ def plan(
         PolicyNotFoundError: a name that is neither in the catalogue nor on this machine.
     """
     device = device_of(card)
-    loaded, checkpoint, of_adapter = plan_inputs.taken_apart(policy)
+    loaded, checkpoint, of_adapter = policy_tensors.taken_apart(policy)
     # On a CPU, importing unsloth settles the type it computes in.
     in_float32 = not device.on_gpu and not import_unsloth().is_bfloat16_supported()
     own: dict[str, Any] = {
@@ -365,7 +365,7 @@ def plan(
         **of_adapter,
     }
     if loaded is not None and (where_computed(loaded).type != "cpu") == device.on_gpu:
-        model, of_model = plan_inputs.loaded_model(loaded, checkpoint)
+        model, of_model = policy_tensors.loaded_model(loaded, checkpoint)
         own |= of_model
     else:
         modules = PROJECTIONS if target_modules in (None, "all-linear") else target_modules

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RLOOKitError
-from rloo_kit.memory import fit
+from rloo_kit.memory import cards
 from rloo_kit.models import CATALOGUE, Checkpoint, checkpoint_from_config, find, nearest
 from rloo_kit.policy.bundled import BUNDLED, made_here
 from rloo_kit.session import output
@@ -55,8 +55,8 @@ def named_for_device(name: Place | None, four_bit: bool | None) -> tuple[Place, 
     if not torch.cuda.is_available():
         return "tiny", None
     if name is None:
-        return fit.first_run(load_in_4bit=four_bit is not False)
-    return fit.fit(load_in_4bit=four_bit is not False).model.checkpoint.name, None
+        return cards.first_run(load_in_4bit=four_bit is not False)
+    return cards.fit(load_in_4bit=four_bit is not False).model.checkpoint.name, None
 
 
 def resolve(name: Place, four_bit: bool | None, token: str | None = None, **place: Any) -> Source:

@@ -33,7 +33,7 @@ from rloo_kit.policy.save import check_finite
 from rloo_kit.train import run_record
 from rloo_kit.train.finite_gradients import check_gradients
 from rloo_kit.train.stop_signals import Stops
-from rloo_kit.watch.run_folder import MANIFEST, NAME, STATE, UNREADABLE, checkpoints, saved_step, step_of
+from rloo_kit.watch.read_run import MANIFEST, NAME, STATE, UNREADABLE, checkpoints, saved_step, step_of
 
 if TYPE_CHECKING:
     from rloo_kit.memory.plan import Plan

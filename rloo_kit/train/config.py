@@ -22,7 +22,7 @@ from rloo_kit.memory.plan_settings import PLAIN, Configured
 from rloo_kit.redact import without_secrets
 from rloo_kit.session import multi_process, output
 from rloo_kit.session.import_order import import_unsloth, without_variable
-from rloo_kit.train import check_config, other_recipes
+from rloo_kit.train import check_config, renamed_args
 from rloo_kit.train.check_config import HANDLERS
 
 import_unsloth()
@@ -34,7 +34,7 @@ import unsloth  # noqa: E402
 if TYPE_CHECKING:  # with every argument written out
     from datasets import Dataset
 
-    from rloo_kit.memory.plan_inputs import Plannable
+    from rloo_kit.memory.policy_tensors import Plannable
     from rloo_kit.tasks import Task
     from rloo_kit.train.signature import Signature as Base
 else:
@@ -148,7 +148,7 @@ class RLOOConfig(Base):
 
     def _settle(self, output_dir: str | None = None, **kwargs: Any) -> None:
         kwargs |= {} if output_dir is None else {"output_dir": output_dir}
-        given = other_recipes.todays(kwargs, known_names(type(self)), "RLOOConfig")
+        given = renamed_args.todays(kwargs, known_names(type(self)), "RLOOConfig")
         _keep_functions(given)
         fields = dataclasses.fields(type(self))
         defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
@@ -191,7 +191,7 @@ class RLOOConfig(Base):
         Raises:
             ArgumentError: a setting that only GRPO's trainer has.
         """
-        return cls(**other_recipes.of_grpo(config, changes, known_names(cls)))
+        return cls(**renamed_args.of_grpo(config, changes, known_names(cls)))
 
     @classmethod
     def suggested(
@@ -213,7 +213,7 @@ class RLOOConfig(Base):
         from rloo_kit.train.suggested import suggest
 
         given = {"output_dir": output_dir} | {name: v for name, v in given.items() if v is not None}
-        rows = suggest(policy, task, card, other_recipes.todays(given, known_names(cls), "RLOOConfig"))
+        rows = suggest(policy, task, card, renamed_args.todays(given, known_names(cls), "RLOOConfig"))
         config = cls(**{row.setting: row.value for row in rows})
         config.reasons = tuple(rows)
         output.say("\n".join(map(str, rows)))

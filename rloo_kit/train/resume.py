@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError, OutOfMemoryError, RunFolderError
 from rloo_kit.memory import out_of_memory
-from rloo_kit.memory.plan_inputs import is_lora, quantisation_tensors
+from rloo_kit.memory.policy_tensors import is_lora, quantisation_tensors
 from rloo_kit.redact import without_secrets
 from rloo_kit.session import output
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import running_shell
-from rloo_kit.watch.run_folder import RECIPE, STATE, facts, step_of
+from rloo_kit.watch.read_run import RECIPE, STATE, facts, step_of
 
 import_unsloth()
 

@@ -26,7 +26,7 @@ from rloo_kit.redact import holds_secret, is_secret, without_hidden
 from rloo_kit.tasks.task import FILES, Origin, origin_of
 from rloo_kit.train.check_config import HANDLERS
 from rloo_kit.train.config import RLOOConfig
-from rloo_kit.watch.run_folder import NOTEBOOK
+from rloo_kit.watch.read_run import NOTEBOOK
 
 if TYPE_CHECKING:
     import trl

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from rloo_kit import data_checks
 from rloo_kit.errors import ConfigError
-from rloo_kit.memory.fit import FIT_COMPLETION_TOKENS
+from rloo_kit.memory.cards import FIT_COMPLETION_TOKENS
 from rloo_kit.memory.plan import Plan, batch_sizes, first, plan
 from rloo_kit.memory.plan_settings import Configured
 from rloo_kit.policy.policy import Policy
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from rloo_kit.memory.hardware import Device
-    from rloo_kit.memory.plan_inputs import Plannable
+    from rloo_kit.memory.policy_tensors import Plannable
     from rloo_kit.tasks import Task
 
     Card: TypeAlias = str | float | Device | None

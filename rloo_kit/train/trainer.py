@@ -17,7 +17,7 @@ from rloo_kit import data_checks
 from rloo_kit.advantages import KL_ESTIMATORS, dead_groups, find, normalized, total_rewards
 from rloo_kit.memory import out_of_memory, plan
 from rloo_kit.memory.meter import Meter
-from rloo_kit.memory.plan_inputs import reference_is_base
+from rloo_kit.memory.policy_tensors import reference_is_base
 from rloo_kit.session import output
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import without_bars
@@ -30,14 +30,14 @@ from transformers import PrinterCallback  # noqa: E402
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
 from trl.trainer.utils import nanstd  # noqa: E402
 
-from rloo_kit.train import check_trainer_args  # noqa: E402
+from rloo_kit.train import trainer_call  # noqa: E402
 from rloo_kit.train.check_config import HANDLERS, refused_as_ours  # noqa: E402
 from rloo_kit.train.checkpointing import Updates, make_folder  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.resume import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
 from rloo_kit.watch.callbacks import HealthCallback, LivePlot, ProgressCallback  # noqa: E402
-from rloo_kit.watch.run_folder import judged_by  # noqa: E402
+from rloo_kit.watch.read_run import judged_by  # noqa: E402
 
 if TYPE_CHECKING:
     import trl
@@ -95,9 +95,9 @@ class RLOOTrainer(RolloutTrainer):
         peft_config: Any = None,
         **kwargs: object,
     ) -> None:
-        named = {name: value for name, value in locals().items() if name in check_trainer_args.ARGUMENTS}
+        named = {name: value for name, value in locals().items() if name in trainer_call.ARGUMENTS}
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
-        given = check_trainer_args.completed(given)
+        given = trainer_call.completed(given)
         settings = given["args"]
         self._asked = dict(given)
         drop_reference(given["model"])
@@ -107,7 +107,7 @@ class RLOOTrainer(RolloutTrainer):
         refused = refused_as_ours("RLOOTrainer", vars(settings) | given)
         with refused, in_its_precision(given["model"]), without_bars():
             super().__init__(**given)
-        check_trainer_args.check_launch(self.accelerator, self.args, self.train_dataset)
+        trainer_call.check_launch(self.accelerator, self.args, self.train_dataset)
         as_at_the_start(self.ref_model, self.model)
         _ = self.folder  # settled here: a reward may change the working directory later
         if self.beta == 0 or reference_is_base(self.model):

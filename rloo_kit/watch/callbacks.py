@@ -16,7 +16,7 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.session import output
 from rloo_kit.watch import plots
 from rloo_kit.watch.diagnose import clock
-from rloo_kit.watch.log import Known, Log, rounds
+from rloo_kit.watch.statistics import Known, Log, rounds
 from rloo_kit.watch.symptoms import Episodes, Finding
 
 if TYPE_CHECKING:

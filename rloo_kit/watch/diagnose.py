@@ -16,8 +16,8 @@ import numpy as np
 from rewards.trl_interface import Judges
 from rloo_kit.errors import ConfigError
 from rloo_kit.session.output import shortened
-from rloo_kit.watch.log import ALIKE, DEAD_SHARE, MEMORY, WINDOW, Log, column, term
-from rloo_kit.watch.run_folder import Source, read_run
+from rloo_kit.watch.read_run import Source, read_run
+from rloo_kit.watch.statistics import ALIKE, DEAD_SHARE, MEMORY, WINDOW, Log, column, term
 from rloo_kit.watch.symptoms import COLLAPSE_SURE, GOOD, Episodes, Finding
 
 if TYPE_CHECKING:

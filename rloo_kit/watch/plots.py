@@ -16,8 +16,8 @@ import numpy as np
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.session.output import shortened, shown_figure
-from rloo_kit.watch.log import CUT_SHARE, DEAD_SHARE, Entry, Figures, Known, Log, column, rounds, term
-from rloo_kit.watch.run_folder import Source, read_run
+from rloo_kit.watch.read_run import Source, read_run
+from rloo_kit.watch.statistics import CUT_SHARE, DEAD_SHARE, Entry, Figures, Known, Log, column, rounds, term
 from rloo_kit.watch.symptoms import Episodes, Finding
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rloo_kit.watch.log import ALIKE, CUT_SHARE, DEAD_SHARE, LONG, MEMORY, WINDOW, Change, Log, term
+from rloo_kit.watch.statistics import ALIKE, CUT_SHARE, DEAD_SHARE, LONG, MEMORY, WINDOW, Change, Log, term
 
 SYMPTOMS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 """Name -> its row, in the table's order."""

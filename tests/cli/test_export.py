@@ -20,7 +20,7 @@ from rloo_kit.cli import reward_entries
 from rloo_kit.errors import ConfigError
 from rloo_kit.train import run_record
 from rloo_kit.train.run_record import LEFT_OUT
-from rloo_kit.watch.run_folder import RECIPE
+from rloo_kit.watch.read_run import RECIPE
 from tests.conftest import SMALL, as_loaded
 from tests.test_redact import KINDS
 

@@ -17,9 +17,9 @@ import trl.trainer.utils
 from transformers import GenerationMixin, Trainer, TrainingArguments
 
 from rewards.trl_interface import TRL_KEYWORDS
-from rloo_kit.train import config, other_recipes
-from rloo_kit.train.check_trainer_args import ARGUMENTS
+from rloo_kit.train import config, renamed_args
 from rloo_kit.train.trainer import RLOOTrainer
+from rloo_kit.train.trainer_call import ARGUMENTS
 from rloo_kit.watch import callbacks
 
 Stock = trl.trainer.rloo_trainer.RLOOTrainer
@@ -81,7 +81,7 @@ def test_every_override_of_a_method_of_theirs_is_pinned() -> None:
 def test_the_trainers_arguments_are_known_and_names_of_older_releases_are_not_fields_today() -> None:
     assert tuple(inspect.signature(Stock.__init__).parameters)[1:] == ARGUMENTS
     fields = {item.name for item in dataclasses.fields(trl.trainer.rloo_config.RLOOConfig)}
-    assert not fields & {*other_recipes.CONFIG_OLD, *other_recipes.CONFIG_GONE}
+    assert not fields & {*renamed_args.CONFIG_OLD, *renamed_args.CONFIG_GONE}
 
 
 def test_a_reward_gets_the_keywords_that_guarded_expects_and_the_progress_lines_metrics_are_logged(

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 import rloo_kit
-from rloo_kit.memory import plan_inputs
-from rloo_kit.memory.fit import first_run, longest_completion
+from rloo_kit.memory import policy_tensors
+from rloo_kit.memory.cards import first_run, longest_completion
 from rloo_kit.memory.plan import Plan
 from rloo_kit.models import CATALOGUE
 from rloo_kit.session.output import GIB
@@ -22,7 +22,7 @@ def test_fit_gives_the_largest_model_that_fits(card: str | int, name: str) -> No
     assert best.model.checkpoint.name == name
     for found in CATALOGUE.values():
         if found.parameters > best.model.checkpoint.parameters:
-            model = plan_inputs.model_of(found, 16, four_bit=True)
+            model = policy_tensors.model_of(found, 16, four_bit=True)
             assert Plan.of(model, best.settings, best.device).fits != "fits"
 
 

@@ -9,8 +9,8 @@ import rloo_kit
 from rloo_kit.memory import duration, hardware
 from rloo_kit.memory.hardware import Device
 from rloo_kit.memory.plan import batch_sizes
-from rloo_kit.memory.plan_inputs import Model
 from rloo_kit.memory.plan_settings import Settings
+from rloo_kit.memory.policy_tensors import Model
 
 LONG = SimpleNamespace(max_completion_length=1024, max_steps=200)
 ENDLESS = 1e30

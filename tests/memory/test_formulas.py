@@ -7,19 +7,19 @@ import pytest
 import torch
 
 from benchmarks.pretended.gauge import TensorGauge
-from rloo_kit.memory import plan_inputs
+from rloo_kit.memory import policy_tensors
 from rloo_kit.memory.formulas import Step
 from rloo_kit.memory.hardware import device_of
 from rloo_kit.memory.plan import Plan
-from rloo_kit.memory.plan_inputs import Model
 from rloo_kit.memory.plan_settings import PROCESSORS, Settings
+from rloo_kit.memory.policy_tensors import Model
 from rloo_kit.models import CATALOGUE
 from tests.memory.conftest import tiny_plan
 
 
 def state_of(optimizer: torch.optim.Optimizer) -> int:
     values = (value for entry in optimizer.state.values() for value in entry.values())
-    return plan_inputs.bytes_of(value for value in values if isinstance(value, torch.Tensor))
+    return policy_tensors.bytes_of(value for value in values if isinstance(value, torch.Tensor))
 
 
 def test_the_optimizers_state_is_planned_to_the_byte(policy: Any) -> None:
@@ -52,7 +52,7 @@ def test_the_cache_of_a_generation_batch_is_planned_to_the_byte(policy: Any) -> 
         planned.model, dataclasses.replace(planned.settings, generation_rows=4, max_completion_length=8)
     )
     held = [tensor for layer in output.past_key_values.layers for tensor in (layer.keys, layer.values)]
-    assert step.cache(step.cached_tokens) == plan_inputs.bytes_of(held)
+    assert step.cache(step.cached_tokens) == policy_tensors.bytes_of(held)
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
@@ -94,6 +94,6 @@ def test_on_a_gpu_more_of_anything_takes_more(setting: str, values: tuple[Any, .
     totals = []
     for value in values:
         settings = Settings(**{"gradient_accumulation_steps": 4, setting: value})
-        model = plan_inputs.model_of(CATALOGUE["qwen3-4b"], settings.lora_rank, settings.four_bit)
+        model = policy_tensors.model_of(CATALOGUE["qwen3-4b"], settings.lora_rank, settings.four_bit)
         totals.append(sum(Plan.of(model, settings, device_of(2**40)).totals.values()))
     assert totals == sorted(set(totals), reverse=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rloo_kit
-from rloo_kit.memory import formulas, plan_inputs
+from rloo_kit.memory import formulas, policy_tensors
 from rloo_kit.memory.meter import Meter, Peak
 
 
@@ -51,9 +51,9 @@ def test_what_a_run_holds_is_the_plan_to_the_byte(make_trainer: Any) -> None:
     trainer.train()
     lora = [p for name, p in trainer.model.named_parameters() if "lora_" in name]
     state = [t for state in trainer.optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
-    linear, rest = plan_inputs.weight_bytes(trainer.model)
+    linear, rest = policy_tensors.weight_bytes(trainer.model)
     held = {formulas.WEIGHTS: linear, formulas.REST: rest}
-    held |= {formulas.LORA: plan_inputs.bytes_of(lora), formulas.OPTIMIZER: plan_inputs.bytes_of(state)}
+    held |= {formulas.LORA: policy_tensors.bytes_of(lora), formulas.OPTIMIZER: policy_tensors.bytes_of(state)}
     planned = trainer.memory_plan.phases["optimizer"]
     assert {part: planned[part] for part in held} == held
     assert set(trainer.memory_plan.compare(trainer)) == {"generate", "log-probs", "train", "optimizer"}

@@ -16,7 +16,7 @@ import rloo_kit
 from rloo_kit.errors import ConfigError, NonFiniteError, RunFolderError
 from rloo_kit.train import checkpointing
 from rloo_kit.train.checkpointing import WRITING, fault, is_ours, newest_whole, run_lock, seal
-from rloo_kit.watch.run_folder import MANIFEST, STATE
+from rloo_kit.watch.read_run import MANIFEST, STATE
 from tests.conftest import random_rewards
 
 SAVING = {"save_strategy": "steps", "save_steps": 1, "reward_funcs": random_rewards}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rloo_kit
-from rloo_kit.memory import plan_inputs
+from rloo_kit.memory import policy_tensors
 from tests.conftest import random_rewards
 
 STEPS: Any = {"max_steps": 2, "learning_rate": 1e-3, "beta": 0.05, "temperature": 1.0}
@@ -39,7 +39,7 @@ def test_every_weight_is_trained_and_the_reference_is_the_policy_at_the_start(
     assert trainer.state.log_history[0]["kl"] == pytest.approx(0, abs=1e-3)
     assert trainer.state.log_history[1]["kl"] > 1e-3
     states = (value for state in trainer.optimizer.state.values() for value in state.values())
-    state = plan_inputs.bytes_of(value for value in states if torch.is_tensor(value))
+    state = policy_tensors.bytes_of(value for value in states if torch.is_tensor(value))
     assert trainer.memory_plan.parts["optimizer state"] == pytest.approx(state, rel=0.01)
 
 

@@ -15,7 +15,7 @@ import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.policy.bundled import TINY
 from rloo_kit.train.checkpointing import seal
-from rloo_kit.watch import run_folder
+from rloo_kit.watch import read_run
 from tests.conftest import random_rewards
 
 SAVED = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "lr_scheduler_type": "constant"}
@@ -202,7 +202,7 @@ def test_nothing_of_a_malicious_pickle_is_run(make_trainer: Any, tmp_path: Path)
     folder, trap = tmp_path / "run" / "checkpoint-1", tmp_path / "trap"
     assert (folder / "rollout_0.pt").is_file()
     torch.save({"layout": Runs(trap), "batches": []}, folder / "rollout_0.pt")
-    seal(folder, run_folder.facts(folder))
+    seal(folder, read_run.facts(folder))
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         make_trainer(random_rewards, **{**settings, "max_steps": 2}).train(resume_from_checkpoint=True)
     assert not trap.exists()

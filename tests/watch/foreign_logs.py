@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from rloo_kit.watch.log import Entry
+from rloo_kit.watch.statistics import Entry
 
 Course = Callable[[int], float]
 """A figure by the step, from 1."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.health_runs import DATA
-from rloo_kit.watch.log import ALIKE, Entry, Known, Log, rounds
+from rloo_kit.watch.statistics import ALIKE, Entry, Known, Log, rounds
 from rloo_kit.watch.symptoms import Episodes
 
 JUDGES = {"correct": "answer", "answer": "answer", "format": "form"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rloo_kit.watch.log import Known, Log, rounds
+from rloo_kit.watch.statistics import Known, Log, rounds
 from rloo_kit.watch.symptoms import SYMPTOMS, Episodes
 from tests.watch import foreign_logs, logs
 from tests.watch.foreign_logs import HEALTHY, SICK, Kind

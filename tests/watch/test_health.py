@@ -14,8 +14,8 @@ import rewards
 import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch import callbacks
-from rloo_kit.watch.log import WINDOW, Entry, Log, rounds
-from rloo_kit.watch.run_folder import judged_by
+from rloo_kit.watch.read_run import judged_by
+from rloo_kit.watch.statistics import WINDOW, Entry, Log, rounds
 from rloo_kit.watch.symptoms import Episodes, Finding
 from tests.conftest import SMALL, WHOLE
 from tests.watch.logs import KNOWN, from_step, history, symptoms, terms, trl_config

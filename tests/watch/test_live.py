@@ -10,7 +10,7 @@ import pytest
 
 import rloo_kit
 from rloo_kit.watch import callbacks, plots
-from rloo_kit.watch.log import Entry
+from rloo_kit.watch.statistics import Entry
 from tests.watch.logs import step, trl_config
 
 

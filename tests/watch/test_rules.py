@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import rloo_kit
-from rloo_kit.watch.log import WINDOW, Known, Log, rounds
+from rloo_kit.watch.statistics import WINDOW, Known, Log, rounds
 from rloo_kit.watch.symptoms import Episodes
 from tests.watch import logs
 from tests.watch.logs import KNOWN, chance_rewards, from_step, history, level, rising, symptoms, terms

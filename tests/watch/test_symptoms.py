@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.health_runs import ROOT, file_of, read
-from rloo_kit.watch.log import Known, Log
+from rloo_kit.watch.statistics import Known, Log
 from rloo_kit.watch.symptoms import SYMPTOMS, Episodes
 from tests.watch.logs import CALM, KNOWN, from_step, history, symptoms
 

@@ -10,8 +10,8 @@ import pytest
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
-from rloo_kit.watch.log import Entry
-from rloo_kit.watch.run_folder import MANIFEST, Source, read_run
+from rloo_kit.watch.read_run import MANIFEST, Source, read_run
+from rloo_kit.watch.statistics import Entry
 from tests.watch.logs import LOG, history, trl_config
 
 

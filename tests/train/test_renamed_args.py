@@ -16,7 +16,7 @@ from accelerate import Accelerator
 import rloo_kit
 from rloo_kit.advantages import ESTIMATORS
 from rloo_kit.errors import ArgumentError, ConfigError
-from rloo_kit.train import other_recipes
+from rloo_kit.train import renamed_args
 from rloo_kit.train.config import OWN
 from tests.train.test_update import (
     BETA,
@@ -67,12 +67,12 @@ def test_old_names_of_the_trainer_are_taken_too(policy: Any, task: Any) -> None:
 
 
 def test_every_old_name_leads_to_a_name_that_exists() -> None:
-    assert set(other_recipes.CONFIG_OLD.values()) <= OURS
-    assert not {*other_recipes.CONFIG_GONE, *other_recipes.CONFIG_OLD} & OURS
+    assert set(renamed_args.CONFIG_OLD.values()) <= OURS
+    assert not {*renamed_args.CONFIG_GONE, *renamed_args.CONFIG_OLD} & OURS
 
 
 def test_a_name_without_an_equal_says_what_to_do() -> None:
-    for name, todo in other_recipes.CONFIG_GONE.items():
+    for name, todo in renamed_args.CONFIG_GONE.items():
         with pytest.raises(ArgumentError, match=name) as caught:
             rloo_kit.RLOOConfig(**{name: object()})
         assert todo in str(caught.value)

@@ -11,7 +11,7 @@ import torch
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
-from rloo_kit.memory import formulas, plan_inputs
+from rloo_kit.memory import formulas, policy_tensors
 from rloo_kit.models import CATALOGUE, checkpoint_from_config
 from tests.memory.conftest import CPU, tiny_plan
 
@@ -45,8 +45,8 @@ def test_the_reference_is_the_base_until_anything_is_trained(
     fresh_policy: Any, change: Callable[[Any], None], base: bool, why: str
 ) -> None:
     change(fresh_policy.model)
-    assert plan_inputs.reference_is_base(fresh_policy.model) == base, why
-    assert not plan_inputs.reference_is_base(torch.nn.Linear(2, 2).requires_grad_(False)), "it has no LoRA"
+    assert policy_tensors.reference_is_base(fresh_policy.model) == base, why
+    assert not policy_tensors.reference_is_base(torch.nn.Linear(2, 2).requires_grad_(False)), "it has no LoRA"
 
 
 def test_a_continued_policy_keeps_a_copy_of_its_lora_as_reference(policy: Any) -> None:

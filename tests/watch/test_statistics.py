@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from rloo_kit.watch.log import Known, Log
+from rloo_kit.watch.statistics import Known, Log
 from rloo_kit.watch.symptoms import surely_above
 from tests.watch.logs import chance_rewards, trl_config
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from rewards.trl_interface import Judges, judges_of, reward_name
 from rloo_kit.errors import ConfigError
-from rloo_kit.watch.log import Entry, Known, Log, rounds
+from rloo_kit.watch.statistics import Entry, Known, Log, rounds
 
 if TYPE_CHECKING:
     import trl

@@ -26,7 +26,7 @@ from .conftest import run_cells, run_kernel
 
 GONE_WITHIN_SECONDS = 20.0  # a hung thread takes 5.4 s by design, a busy machine more
 HUNG_THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()"
-SHUT_DOWN = "from rloo_kit.session.shutdown import shutdown_kernel\nshutdown_kernel()"
+SHUT_DOWN = "from rloo_kit.session.shutdown_kernel import shutdown_kernel\nshutdown_kernel()"
 
 
 pytestmark = pytest.mark.usefixtures("jupyter")
@@ -178,7 +178,7 @@ def test_cells_below_cancel_it_and_a_frontends_own_code_does_not(server: Server)
 def test_a_server_that_refuses_loses_the_process_all_the_same(server: Server) -> None:
     page = server.open_page()
     page.run(
-        "import rloo_kit.session.shutdown as k; real = k._find_server()",
+        "import rloo_kit.session.shutdown_kernel as k; real = k._find_server()",
         "k._find_server = lambda: {**real, 'token': 'wrong'}",
     )
     assert page.run(SHUT_DOWN) == [""]

@@ -24,7 +24,7 @@ from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Policy, warn_of_temperature
 from rloo_kit.session import multi_process, output
 from rloo_kit.train import check_config, config, run_record
-from rloo_kit.train.other_recipes import TRAINER_OLD, todays
+from rloo_kit.train.renamed_args import TRAINER_OLD, todays
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
