@@ -16,7 +16,7 @@ from tests.conftest import SMALL, right_after_thought
 
 
 class Notebook:
-    """A notebook that counts the pictures it is shown, and a clock that stands still."""
+    """A notebook that keeps the pictures it is shown, and whose clock stands still until a ``second`` passes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -27,6 +27,9 @@ class Notebook:
 
     def show(self, picture: Any) -> None:
         self.pictures.append(picture)
+
+    def second(self) -> None:
+        self.now += 1
 
 
 @pytest.fixture

@@ -13,10 +13,9 @@ import random
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
 
 from rloo_kit.watch.statistics import Entry
+from tests.watch.logs import averaged
 
 Course = Callable[[int], float]
 """A figure by the step, from 1."""
@@ -187,20 +186,7 @@ def run(kind: Kind, seed: int) -> list[Entry]:
     """The ``log_history`` of a run, its last entry the summary."""
     rng = random.Random(seed)
     entries = [_step(kind, step, rng) for step in range(1, kind.steps + 1)]
-    parts = [entries[i : i + kind.per_entry] for i in range(0, len(entries), kind.per_entry)]
-    return [*map(_mean, parts), {"step": kind.steps, "train_loss": 0.0}]
-
-
-def _mean(part: list[Entry]) -> Entry:
-    means = {name: statistics.fmean(entry[name] for entry in part) for name in part[0]}
-    return means | {"step": part[-1]["step"]}
-
-
-def config(kind: Kind) -> Any:
-    """What the run's training_args.bin says."""
-    batch = dict.fromkeys(("per_device_train_batch_size", "generation_batch_size"), kind.prompts * kind.k)
-    ones = dict.fromkeys(("gradient_accumulation_steps", "num_iterations", "world_size"), 1)
-    return SimpleNamespace(**batch, **ones, num_generations=kind.k, reward_weights=None)
+    return [*averaged(entries, kind.per_entry), {"step": kind.steps, "train_loss": 0.0}]
 
 
 def _step(kind: Kind, step: int, rng: random.Random) -> Entry:

@@ -73,6 +73,33 @@ def trl_config(**changed: Any) -> Any:
     return SimpleNamespace(**{**values, **changed})
 
 
+def trainer_of(entries: list[Entry], output_dir: Any = None, **has: Any) -> Any:
+    """What is read of a trainer."""
+    state = SimpleNamespace(log_history=entries)
+    return SimpleNamespace(state=state, args=trl_config(output_dir=output_dir), **has)
+
+
+def play(
+    callback: Any, entries: list[Entry], main: bool = True, seen: int = 0, after: Any = int, **config: Any
+) -> tuple[int, bool, bool]:
+    """Give a log to a callback as a Trainer does, some before it began: the last step, whether it stops and saves.
+
+    ``after`` is called after each entry.
+    """
+    state = SimpleNamespace(log_history=entries[:seen], is_world_process_zero=main)
+    control = SimpleNamespace(should_save=False, should_training_stop=False)
+    given = trl_config(**config), state, control
+    callback.on_train_begin(*given)
+    for entry in entries[seen:]:
+        state.log_history = [*state.log_history, entry]
+        callback.on_log(*given, logs=entry)
+        after()
+        if control.should_training_stop:
+            break
+    callback.on_train_end(*given)
+    return state.log_history[-1]["step"], control.should_training_stop, control.should_save
+
+
 def chance_rewards(seed: int, prompts: int, k: int, steps: int = 100, ends: float = 1.0) -> list[Entry]:
     """The log of a policy that learns nothing: each prompt has a chance of its own, 0.35 on average, to be solved,
     nearer to 0 or 1 the smaller ``ends``."""

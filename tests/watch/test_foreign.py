@@ -14,8 +14,9 @@ SEEDS = 2  # of ten in health_alarms.md
 
 def symptoms_in(kind: Kind, seed: int) -> list[set[str]]:
     """The symptoms of a run, by its log alone and with its settings known."""
-    entries = rounds(foreign_logs.run(kind, seed))
-    both = Known.guessed(entries), Known.of(foreign_logs.config(kind))
+    entries, n = rounds(foreign_logs.run(kind, seed)), kind.prompts * kind.k
+    config = logs.trl_config(per_device_train_batch_size=n, generation_batch_size=n, num_generations=kind.k)
+    both = Known.guessed(entries), Known.of(config)
     return [{finding.symptom for finding in Episodes(Log(entries, known)).findings} for known in both]
 
 

@@ -3,7 +3,6 @@
 import functools
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +14,10 @@ import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch import callbacks
 from rloo_kit.watch.read_run import judged_by
-from rloo_kit.watch.statistics import WINDOW, Entry, Log, rounds
+from rloo_kit.watch.statistics import WINDOW, Log, rounds
 from rloo_kit.watch.symptoms import Episodes, Finding
 from tests.conftest import SMALL, WHOLE
-from tests.watch.logs import KNOWN, from_step, history, symptoms, terms, trl_config
+from tests.watch.logs import KNOWN, from_step, history, play, symptoms, terms, trainer_of
 
 CUT = {"completions__clipped_ratio": 0.6}
 FORM_ALONE = {"reward": 0.95, "reward_std": 0.2, **terms(neat=(0.95, 0.2), right=(0.0, 0.0))}
@@ -35,44 +34,30 @@ def test_an_episode_lasts_while_the_symptom_does_though_it_flickers_and_ends_wit
     assert second.last_step == 45
 
 
-def play(entries: list[Entry], callback: Any, main: bool = True, seen: int = 0) -> tuple[int, bool, bool]:
-    """Give a log to a callback as a Trainer does, some before it began: the last step, whether it stops and saves."""
-    args = trl_config()
-    state = SimpleNamespace(log_history=entries[:seen], is_world_process_zero=main)
-    control = SimpleNamespace(should_save=False, should_training_stop=False)
-    callback.on_train_begin(args, state, control)
-    for entry in entries[seen:]:
-        state.log_history = [*state.log_history, entry]
-        callback.on_log(args, state, control, logs=entry)
-        if control.should_training_stop:
-            break
-    return state.log_history[-1]["step"], control.should_training_stop, control.should_save
-
-
 def test_it_speaks_once_in_one_line_and_not_where_there_is_nothing_new(capsys):
-    play(history(20, **CUT), callbacks.HealthCallback())
+    play(callbacks.HealthCallback(), history(20, **CUT))
     (line,) = capsys.readouterr().out.splitlines()
     start = "unhealthy: truncation: 60% of the completions cut at 32 tokens (steps 1-3). Likely: "
     assert line.startswith(start)
     assert "Change first: max_completion_length" in line
-    play(history(30), callbacks.HealthCallback())
-    play(history(20, **CUT), callbacks.HealthCallback(), seen=10)  # a resumed run has reported it before
+    play(callbacks.HealthCallback(), history(30))
+    play(callbacks.HealthCallback(), history(20, **CUT), seen=10)  # a resumed run has reported it before
     assert capsys.readouterr() == ("", "")
 
 
 def test_stop_ends_the_run_in_every_process_is_printed_by_one_and_saves_finite_weights(capsys):
     for main in (True, False):
-        ran = play(history(20, **CUT), callbacks.HealthCallback("stop"), main)
+        ran = play(callbacks.HealthCallback("stop"), history(20, **CUT), main)
         assert ran == (3, True, True)
         assert ("unhealthy" in capsys.readouterr().out) is main
-    ran = play(history(20, entropy=from_step(8, 0.3, math.nan)), callbacks.HealthCallback("stop"))
+    ran = play(callbacks.HealthCallback("stop"), history(20, entropy=from_step(8, 0.3, math.nan)))
     assert ran == (8, True, False), "weights that are not finite"
 
 
 def test_a_function_gets_the_findings_of_a_report_instead_of_the_print(capsys):
     findings: list[Finding] = []
     entries = history(40, completions__clipped_ratio=from_step(20, 0.0, 0.7), kl=from_step(30, 0.0, 4.0))
-    play(entries, callbacks.HealthCallback(findings.append))
+    play(callbacks.HealthCallback(findings.append), entries)
     assert [finding.symptom for finding in findings] == symptoms(entries) == ["truncation", "KL explosion"]
     assert capsys.readouterr().out == ""
     with pytest.raises(ConfigError, match=r'(?s)"warn", "stop" or a function.*HealthCallback\(on_un'):
@@ -113,15 +98,14 @@ def test_a_reward_and_a_wrapper_of_one_thing_say_what_they_judge():
 
 def test_what_rewards_judge_is_taken_from_the_trainer_or_from_a_mapping_and_from_no_name():
     entries, judges = history(30, **FORM_ALONE), {"right": "answer", "neat": "form"}
-    trainer = {"state": SimpleNamespace(log_history=entries), "args": trl_config(output_dir=None)}
     funcs = {"reward_funcs": [judging("form"), judging("answer")], "reward_func_names": ["neat", "right"]}
     reports = [
         rloo_kit.diagnose(entries, judges),
-        rloo_kit.diagnose(SimpleNamespace(**trainer, **funcs)),
-        rloo_kit.diagnose(SimpleNamespace(**trainer), judges),
+        rloo_kit.diagnose(trainer_of(entries, **funcs)),
+        rloo_kit.diagnose(trainer_of(entries), judges),
     ]
     live: list[Finding] = []
-    play(entries, callbacks.HealthCallback(live.append, judges=judges))
+    play(callbacks.HealthCallback(live.append, judges=judges), entries)
     for findings in (*(report.findings for report in reports), live):
         assert [finding.symptom for finding in findings] == ["format without answers"]
     assert rloo_kit.diagnose(entries).healthy, "without judges the rules that need them are silent"
@@ -130,21 +114,18 @@ def test_what_rewards_judge_is_taken_from_the_trainer_or_from_a_mapping_and_from
             rloo_kit.diagnose(entries, misspelt)
 
 
-def test_a_report_without_a_finding_says_so_with_figures_and_whether_it_was_too_short_to_tell():
+def test_a_report_has_each_episode_with_cause_and_setting_else_figures_and_whether_it_was_too_short_to_tell():
     from IPython.core.formatters import DisplayFormatter
 
+    text = str(rloo_kit.diagnose(history(30, **CUT)))
+    assert text.startswith("1 finding, steps 1 to 30\n  truncation, steps 1 to 30")
+    assert all(label in text for label in ("evidence", "likely cause", "change first"))
     report = rloo_kit.diagnose(history(30))
     assert str(report).startswith("healthy: nothing found, steps 1 to 30")
     assert report.figures["completions/clipped_ratio"] == (0.03, 0.03)
     assert DisplayFormatter().format(report)[0]["text/plain"] == str(report), "as a cell's value too"
     few = rloo_kit.diagnose(history(3, frac_reward_zero_std=1.0, reward_std=0.0))
     assert str(few).startswith("nothing learned, and too few steps to say why")
-
-
-def test_a_report_has_each_episode_with_cause_and_setting():
-    text = str(rloo_kit.diagnose(history(30, **CUT)))
-    assert text.startswith("1 finding, steps 1 to 30\n  truncation, steps 1 to 30")
-    assert all(label in text for label in ("evidence", "likely cause", "change first"))
     with pytest.raises(ConfigError, match="no training step to diagnose"):
         rloo_kit.diagnose([{"train_runtime": 1.0}])
 

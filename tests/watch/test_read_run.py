@@ -3,8 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,7 @@ import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch.read_run import MANIFEST, Source, read_run
 from rloo_kit.watch.statistics import Entry
-from tests.watch.logs import LOG, history, trl_config
+from tests.watch.logs import LOG, history, trainer_of
 
 
 def checkpoint(folder: Path, state: str | None) -> Path:
@@ -30,10 +28,7 @@ def read(source: Source) -> tuple[Sequence[Entry], Path | None]:
 
 def test_a_trainer_a_state_file_and_a_folder_give_the_same_log(tmp_path):
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": LOG}))
-    trainer: Any = SimpleNamespace(
-        state=SimpleNamespace(log_history=LOG), args=trl_config(output_dir=tmp_path)
-    )
-    for source in (trainer, tmp_path, tmp_path / "trainer_state.json"):
+    for source in (trainer_of(LOG, tmp_path), tmp_path, tmp_path / "trainer_state.json"):
         assert read(source) == (LOG, tmp_path)
 
 
@@ -63,10 +58,12 @@ def test_a_folder_without_a_run_is_named(tmp_path):
             read(folder)
 
 
-def test_what_is_no_figure_in_a_log_is_left_out():
+def test_what_is_no_figure_in_a_log_is_left_out_and_entries_without_a_step_are_numbered():
     entries = history(30, completions__clipped_ratio=0.6)
     report = rloo_kit.diagnose([{**entry, "kl": None, "note": "warm", "tags": ["a"]} for entry in entries])
     assert [finding.symptom for finding in report.findings] == ["truncation"]
+    two = [{"reward": 0.1, "reward_std": 0.3}, {"reward": 0.2, "reward_std": 0.3}]
+    assert [entry["step"] for entry in read_run(two, "diagnose").log.entries] == [1, 2]
 
 
 def test_batch_k_and_weights_are_read_from_a_checkpoint_and_what_is_not_known_is_said(tmp_path):
@@ -85,8 +82,3 @@ def test_batch_k_and_weights_are_read_from_a_checkpoint_and_what_is_not_known_is
         assert "assumed" not in str(report)
     known = read_run(tmp_path, "plot").log.known
     assert (known.completions, known.groups, known.batches, known.weights) == (256, 32, 1, (0.8, 0.2))
-
-
-def test_entries_without_a_step_are_numbered():
-    history = [{"reward": 0.1, "reward_std": 0.3}, {"reward": 0.2, "reward_std": 0.3}]
-    assert [entry["step"] for entry in read_run(history, "diagnose").log.entries] == [1, 2]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,12 +11,7 @@ import rloo_kit
 from benchmarks.health_runs import file_of, read
 from rloo_kit.watch.diagnose import smallest_gain
 from rloo_kit.watch.symptoms import Episodes
-from tests.watch.logs import from_step, history, trl_config
-
-
-def trainer_of(entries: list[dict[str, Any]], **has: Any) -> Any:
-    state, args = SimpleNamespace(log_history=entries), trl_config(output_dir=None)
-    return SimpleNamespace(state=state, args=args, **has)
+from tests.watch.logs import from_step, history, trainer_of
 
 
 def test_a_run_with_dead_groups_says_what_they_cost_though_nothing_is_found():
