@@ -74,11 +74,7 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_warned_of(write):
     with pytest.warns(UserWarning, match="left out") as caught:
         task = tasks.from_file(write(rows + BAD))
     assert len(task.train) + len(task.held_out) == 40
-    for reason in (
-        "2 repeated",
-        "2 without an answer, or whose question is",
-        "1 whose answer is not of kind 'number'",
-    ):
+    for reason in ("2 repeated", "2 without an answer, or whose", "1 whose answer is not of kind 'number'"):
         assert reason in task.description
     assert any(task.description in str(warning.message) for warning in caught)
     kept = {row["problem"]: row["answer"] for row in [*task.train, *task.held_out]}
@@ -150,10 +146,10 @@ def test_messages_are_taken_as_messages_and_not_as_their_python_text(write):
     system = {"role": "system", "content": "Its own."}
     rows = [row(n) for n in range(30)] + [row(n, *turns) for n in range(30, 60)] + [row(90, system)]
     ended = {"question": [*row(0)["question"], *row(0)["answer"]], "answer": row(0)["answer"]}
-    with pytest.warns(
-        UserWarning, match="1 without an answer, or whose question is empty or ends with"
-    ) as caught:
-        task = tasks.from_file(write([*rows, ended], "mine.jsonl"), system="Be brief.", form="boxed")
+    parts = {"question": [{"role": "user", "content": [{"type": "text", "text": "1 + 1?"}]}], "answer": "2"}
+    file = write([*rows, ended, parts], "mine.jsonl")
+    with pytest.warns(UserWarning, match="2 without an answer, or whose question is empty or ends") as caught:
+        task = tasks.from_file(file, system="Be brief.", form="boxed")
     assert len(caught) == 1
     found = {one["problem"]: one for side in rows_of(task) for one in side}
     brief, asks = {"role": "system", "content": "Be brief."}, instruction("boxed")
@@ -163,13 +159,3 @@ def test_messages_are_taken_as_messages_and_not_as_their_python_text(write):
     later = next(one for one in found.values() if "31 + 1" in one["problem"])
     assert later["prompt"] == [brief, *turns, {"role": "user", "content": f"What is 31 + 1? {asks}"}]
     assert found["What is 90 + 1?"]["prompt"][0] == system, "a row's own system message stands"
-
-
-def test_messages_whose_content_is_in_parts_are_left_out(write):
-    parts = {"question": [{"role": "user", "content": [{"type": "text", "text": "1 + 1?"}]}], "answer": "2"}
-    plain = [
-        {"question": [{"role": "user", "content": f"{n} + 1?"}], "answer": f"{n + 1}"} for n in range(2, 32)
-    ]
-    with pytest.warns(UserWarning, match="1 without an answer, or whose question is empty"):
-        train, held_out = rows_of(tasks.from_file(write([*plain, parts], "mine.jsonl")))
-    assert len(train) + len(held_out) == 30

@@ -55,31 +55,24 @@ def test_a_folder_without_the_files_or_their_columns_is_told_their_form(folder, 
         tasks.gsm8k(folder=tmp_path / "elsewhere")
 
 
-@pytest.fixture
-def hub(monkeypatch: Any, tmp_path: Path) -> Any:
-    """``hub(load)``: the hub does not answer, and ``load`` is what loading the dataset would do."""
+def test_without_the_hub_its_cache_is_read_and_else_an_error_names_a_local_files_form(
+    folder, tmp_path, monkeypatch
+):
     import datasets
     import huggingface_hub
 
-    def set_up(load: Any, offline: bool = False) -> None:
-        def no_route(*args: Any, **kwargs: Any) -> Any:
-            raise OSError("no route")
+    def no_route(*args, **kwargs):
+        raise OSError("no route")
 
-        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
-        monkeypatch.setattr(huggingface_hub, "dataset_info", no_route)
-        monkeypatch.setattr(datasets, "load_dataset", load)
-
-    return set_up
-
-
-def test_without_the_hub_the_error_names_a_local_files_form_and_datasets_does_not_retry(hub):
-    hub(lambda *args, **kwargs: pytest.fail("it would try for minutes"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "dataset_info", no_route)
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *args, **kwargs: pytest.fail("it would try for minutes")
+    )
     with pytest.raises(DatasetError, match=r"cannot be reached[\s\S]*offline mode is off[\s\S]*folder=..."):
         tasks.gsm8k()
-
-
-def test_what_is_in_the_cache_is_read_without_asking_the_hub(hub, folder, tmp_path):
     (tmp_path / "openai___gsm8k").mkdir()
-    hub(lambda repository, configuration, split: Dataset.from_list(_from_folder(folder, split)))
+    rows = lambda repository, configuration, split: Dataset.from_list(_from_folder(folder, split))  # noqa: E731
+    monkeypatch.setattr(datasets, "load_dataset", rows)
     assert len(tasks.gsm8k().held_out) == 20
