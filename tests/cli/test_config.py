@@ -1,10 +1,7 @@
 """A configuration is checked as a whole: each fault with its file, its key and the nearest right one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ from rloo_kit.errors import ConfigError
 from tests.cli.conftest import CONFIG, MINE
 
 
-def faults(*settings: str) -> list[str]:
+def faults(*settings):
     try:
         assert configuration.load_config("mine.yaml", settings).args
     except ExceptionGroup as found:
@@ -132,7 +129,7 @@ def test_what_is_no_configuration_is_said_with_its_line(text, folder):
     assert place in said.splitlines()[1]
 
 
-PAYLOADS: dict[str, Any] = configuration.read(Path(__file__).with_name("payloads.yaml"))
+PAYLOADS = configuration.read(Path(__file__).with_name("payloads.yaml"))
 FILE = """\
 import os
 from os import system
@@ -193,7 +190,7 @@ def test_names_of_other_recipes_are_taken_in_a_file_as_in_python(folder):
 
 def test_tokens_and_tokenizer_may_be_the_policys_or_written_out():
     known = {"task.correct": max, "policy.tokenizer": "tokenizer", "policy.tokens": ThinkTokens(1, 2)}
-    entry: Any = {"rewards.answer_reward": {"tokens": "policy.tokens", "tokenizer": "policy.tokenizer"}}
+    entry = {"rewards.answer_reward": {"tokens": "policy.tokens", "tokenizer": "policy.tokenizer"}}
     made = reward_entries.made(entry, known)
     assert (made.tokens, made.tokenizer) == (ThinkTokens(1, 2), "tokenizer")
     written = {"open_id": 3, "close_id": 4, "eos_ids": [5]}

@@ -1,7 +1,5 @@
 """The committed configurations fit what they are for, and the commands of the docs run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

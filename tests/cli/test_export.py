@@ -1,14 +1,11 @@
 """What a notebook trained is written as a file that ``train`` repeats, to the same rewards."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
 import linecache
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -40,20 +37,20 @@ unnamed = lambda completions, **kwargs: [0.0 for _ in completions]
 """
 
 
-def run_in_a_cell(text: str, name: str) -> dict[str, Any]:
+def run_in_a_cell(text, name):
     """What a notebook's cell defines: its text is known to Python as Jupyter makes it known."""
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    defined: dict[str, Any] = {"__name__": "__main__"}
+    defined = {"__name__": "__main__"}
     exec(compile(text, name, "exec"), defined)
     return defined
 
 
 @pytest.fixture(scope="module")
-def cell() -> dict[str, Any]:
+def cell():
     return run_in_a_cell(CELL, "<ipykernel cell>")
 
 
-def log_of(run: Path) -> list[dict[str, float]]:
+def log_of(run):
     """Rewards, KL and lengths of each step, without seconds."""
     log = json.loads((run / "trainer_state.json").read_text())["log_history"]
     steps = [entry for entry in log if "reward" in entry]
@@ -166,7 +163,7 @@ def test_every_factory_of_rewards_remembers_its_call():
 
 
 def test_settings_are_those_that_were_given_or_set_since_and_hold_as_yaml():
-    given: dict[str, Any] = {"num_generations": 2, "reward_clip_range": (-1.0, 1.0), "kl_placement": "loss"}
+    given = {"num_generations": 2, "reward_clip_range": (-1.0, 1.0), "kl_placement": "loss"}
     given |= {"lr_scheduler_type": "cosine", "save_strategy": "no", "hub_token": "hf_none"}
     args, notes = rloo_kit.RLOOConfig(**given, response_length=9), list[str]()
     args.learning_rate = 2e-5

@@ -1,10 +1,7 @@
 """Every verb runs, and says what a notebook would."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -56,13 +53,13 @@ WARM = [word for setting in SAMPLED for word in ("--set", f"trainer.{setting}")]
 
 
 @pytest.fixture
-def asked(shared: rloo_kit.Policy, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def asked(shared, monkeypatch):
     """What the policy is asked to generate."""
-    calls: list[dict[str, Any]] = []
+    calls = []
     generate = rloo_kit.Policy.generate
 
     @functools.wraps(generate)
-    def noted(policy: rloo_kit.Policy, prompts: Any, **how: Any) -> Any:
+    def noted(policy, prompts, **how):
         calls.append(how)
         return generate(policy, prompts, **how)
 

@@ -1,7 +1,6 @@
 """compare: completions of the same prompts, before and after, side by side."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -11,18 +10,16 @@ from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.evaluation.compare import compare, marked
 from rloo_kit.evaluation.evaluate import SAMPLING, Evaluation
 from rloo_kit.evaluation.intervals import bootstrap
-from rloo_kit.policy.policy import Completion, Prompt
+from rloo_kit.policy.policy import Completion
 
 OPEN, CLOSE, END = 151667, 151668, 151645
 
 
-def completion(prompt: Prompt, text: str, ids: tuple[int, ...] = (1, END)) -> Completion:
+def completion(prompt, text, ids=(1, END)):
     return Completion(prompt, text, ids, finished=True)
 
 
-def evaluation(
-    *rows: tuple[Prompt, str, float | None], correct: tuple[bool | None, ...] = (), samples: int = 1
-) -> Evaluation:
+def evaluation(*rows, correct=(), samples=1):
     """An evaluation of (prompt, text, reward)."""
     completions = tuple(completion(prompt, text) for prompt, text, _ in rows)
     rewards = tuple(reward for _, _, reward in rows)
@@ -124,14 +121,14 @@ def test_evaluations_of_other_prompts_and_what_is_not_one_are_refused():
         compare("policy", b)
 
 
-def measured(**changed: Any) -> Evaluation:
+def measured(**changed):
     """An evaluation with one reward, sampled, unless changed."""
     settings = {"rewards": {"right": 1.0}, "correct": "answer_reward", "max_new_tokens": 64, **SAMPLING}
     settings |= changed.pop("settings", {})
     return replace(evaluation(("a", "x", 0.0)), settings=settings, **{"greedy": False, **changed})
 
 
-UNLIKE: list[tuple[dict[str, Any], str]] = [
+UNLIKE = [
     (
         {"settings": {"rewards": {"right": 1.0, "form": 1.0}}},
         "'form': 1.0} after",

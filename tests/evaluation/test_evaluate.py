@@ -5,9 +5,7 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -26,28 +24,28 @@ from tests.conftest import right_after_thought
 MARKERS = {"<think>": QWEN3.open_id, "</think>": QWEN3.close_id}
 
 
-class WithoutModel(Policy):
-    def __post_init__(self) -> None:
-        """There is no model and no tokenizer to complete."""
+def scripted(*texts, finished=True, rows=64):
+    """A policy whose completions are given, in batches of so many rows."""
 
+    class Scripted(Policy):
+        def __post_init__(self):
+            """There is no model and no tokenizer to complete."""
 
-def scripted(*texts: str, finished: bool = True) -> Policy:
-    """A policy whose completions are given."""
-
-    class Scripted(WithoutModel):
-        def generate(self, prompts: Any, *, n: int = 1, **options: Any) -> list[Completion]:
+        def generate(self, prompts, *, n=1, progress=None, **options):
             assert len(prompts) * n == len(texts), options
+            for done in range(rows, len(texts) + rows, rows) if progress else ():
+                progress(min(done, len(texts)))
             repeated = [prompt for prompt in prompts for _ in range(n)]
             return [Completion(p, text, ids(text), finished) for p, text in zip(repeated, texts, strict=True)]
 
-    def ids(text: str) -> tuple[int, ...]:
+    def ids(text):
         return (1, *(i for marker, i in MARKERS.items() if marker in text), 2)
 
     return Scripted(model=None, tokenizer=None, checkpoint=CATALOGUE["tiny"])
 
 
-def returns(*scores: float | None) -> Callable[..., list[float | None]]:
-    def reward(completions: object, **kwargs: object) -> list[float | None]:
+def returns(*scores):
+    def reward(completions, **kwargs):
         return list(scores)
 
     return reward
@@ -59,18 +57,10 @@ QUESTIONS = Dataset.from_list(
 
 
 def test_a_long_evaluation_says_how_far_it_is_whatever_the_batch(capsys):
-    class Batched(WithoutModel):
-        def generate(self, prompts: Any, *, progress: Any = None, **options: Any) -> list[Completion]:
-            for done in (*range(self.rows, len(prompts), self.rows), len(prompts)) if progress else ():
-                progress(done)
-            return [Completion(prompt, "1", (1, 2), True) for prompt in prompts]
-
-    policy = Batched(model=None, tokenizer=None, checkpoint=CATALOGUE["tiny"])
     for rows in (1, 3, 10):
-        policy.rows = rows
-        evaluate(policy, [{"prompt": "?"}] * 10, max_new_tokens=4000)
+        evaluate(scripted(*"1111111111", rows=rows), [{"prompt": "?"}] * 10, max_new_tokens=4000)
         assert capsys.readouterr().out == "".join(f"evaluate: {n} of 10 completions\n" for n in (3, 5, 8))
-    evaluate(policy, [{"prompt": "?"}] * 10, max_new_tokens=2000)
+    evaluate(scripted(*"1111111111", rows=1), [{"prompt": "?"}] * 10, max_new_tokens=2000)
     assert capsys.readouterr().out == "", "a short one"
 
 
@@ -103,13 +93,13 @@ def test_completions_of_one_prompt_count_as_one_value_and_the_method_is_named():
 
 
 def test_rewards_are_called_with_trls_keywords_and_weighed_as_in_training():
-    seen: dict[str, Any] = {}
+    seen = {}
 
-    def first(completions: object, answer: object, **kwargs: object) -> list[float | None]:
+    def first(completions, answer, **kwargs):
         seen.update(kwargs, completions=completions, answer=answer)
         return [1.0, None, 1.0, None]
 
-    async def second(completions: object, **kwargs: object) -> list[float | None]:
+    async def second(completions, **kwargs):
         return [0.5, 0.5, None, None]
 
     questions = QUESTIONS.add_column("completion", list("abcd"))  # TRL hands rewards no such column
@@ -120,7 +110,11 @@ def test_rewards_are_called_with_trls_keywords_and_weighed_as_in_training():
     assert result.rewards == (1.5, 0.5, 1.0, None)
     assert result.reward_means == {"first": 1.0, "second": 0.5}
     assert result.reward == bootstrap([1.5, 0.5, 1.0])
-    plain = evaluate(scripted("2"), [{"prompt": "1 + 1 =", "answer": "2"}], [first_is_text])
+    plain = evaluate(
+        scripted("2"),
+        [{"prompt": "1 + 1 =", "answer": "2"}],
+        [lambda completions, **kwargs: [float(completions == ["2"])]],
+    )
     assert plain.rewards == (1.0,), "a plain prompt gets a plain completion"
     twice = [returns(*[1.0] * 4), returns(*[2.0] * 4)]
     result = evaluate(scripted(*"1234"), QUESTIONS, twice, reward_weights=[1.0, 0.0])
@@ -129,10 +123,6 @@ def test_rewards_are_called_with_trls_keywords_and_weighed_as_in_training():
         evaluate(scripted(*"1234"), QUESTIONS, twice, reward_weights=[1.0])
     with pytest.raises(RewardValueError, match="inf"):
         evaluate(scripted(*"1234"), QUESTIONS, returns(*[math.inf] * 4))
-
-
-def first_is_text(completions: list[object], **kwargs: object) -> list[float]:
-    return [float(completions == ["2"])]
 
 
 def test_the_tiny_policy_is_measured_on_its_held_out_problems(task, policy):
@@ -153,7 +143,7 @@ def test_answers_are_graded_by_answer_reward_and_rows_that_it_cannot_judge_are_n
 
 
 def test_words_are_graded_by_the_reward_that_was_given_without_a_warning(recwarn):
-    def mine(completions: Any, **kwargs: Any) -> list[float]:
+    def mine(completions, **kwargs):
         return [float(text == "Rome") for text in completions]
 
     mine.judges = "answer"
@@ -166,21 +156,7 @@ def test_words_are_graded_by_the_reward_that_was_given_without_a_warning(recwarn
     assert not recwarn.list
 
 
-class Unasked(WithoutModel):
-    """A policy that must not be sampled from: what is wrong is said before."""
-
-    def generate(self, *args: object, **kwargs: object) -> list[Completion]:
-        raise AssertionError("it was sampled")
-
-
-UNASKED = Unasked(model=None, tokenizer=None, checkpoint=CATALOGUE["tiny"])
-
-
-def needs_hint(completions: object, hint: object, **kwargs: object) -> list[float]:
-    raise AssertionError
-
-
-BEFORE: dict[str, tuple[dict[str, Any], str]] = {
+BEFORE = {
     "no policy": ({"policy": "tiny"}, "load_policy"),
     "no rows": ({"dataset": QUESTIONS.select([])}, "nothing to evaluate"),
     "no prompts": ({"dataset": QUESTIONS.remove_columns("prompt")}, "no column 'prompt'"),
@@ -188,7 +164,10 @@ BEFORE: dict[str, tuple[dict[str, Any], str]] = {
     "a list of strings": ({"dataset": ["1 + 1"]}, "from_list"),
     "an empty prompt": ({"dataset": [{"prompt": ""}]}, r"prompt is empty[\s\S]*dataset\[0\]"),
     "no **kwargs": ({"reward_funcs": lambda completions: []}, r"add \*\*kwargs"),
-    "a missing column": ({"reward_funcs": needs_hint}, r"requires 'hint'[\s\S]*it has answer"),
+    "a missing column": (
+        {"reward_funcs": lambda completions, hint, **kwargs: []},
+        r"requires 'hint'[\s\S]*it has answer",
+    ),
     "a reward model's name": ({"reward_funcs": "owner/judge"}, r"rewards.reward_model\('owner/judge'\)"),
     "a reward model": ({"reward_funcs": torch.nn.Linear(1, 1)}, r"rewards.reward_model\(model, tokenizer="),
     "weights of nothing": ({"reward_weights": [1.0]}, "1 reward_weights for 0"),
@@ -201,7 +180,7 @@ BEFORE: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_cannot_be_measured_is_said_before_anything_is_sampled(case):
     given, says = BEFORE[case]
     with pytest.raises((ValueError, TypeError), match=says):
-        evaluate(**{"policy": UNASKED, "dataset": QUESTIONS, **given})
+        evaluate(**{"policy": scripted(), "dataset": QUESTIONS, **given})
 
 
 def test_an_evaluation_says_what_it_was_measured_with():
@@ -252,7 +231,7 @@ def test_a_sampled_completion_keeps_what_it_began_with(task, policy):
 # --- pass@k ---
 
 
-def sampled(samples: int, *correct: bool | None) -> Evaluation:
+def sampled(samples, *correct):
     return Evaluation(None, None, {}, 1.0, 0.0, (), (), samples=samples, correct=correct)
 
 

@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import trl
+from datasets import Dataset
 
 import rewards
+from tests.conftest import SMALL
 
 PACKAGE = Path(rewards.__file__).parent
 
@@ -58,57 +61,34 @@ def test_every_reward_has_a_name_takes_trls_keywords_and_pickles(reward):
         assert again(**CALL) == reward(**CALL)
 
 
-TRAIN = """
-import unsloth  # first: without it TRL's RLOOTrainer fails on a CPU
-import tempfile, torch, rewards, trl
-from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+@pytest.mark.parametrize("name", ["GRPO", "RLOO"])
+def test_the_rewards_run_unchanged_in_trls_trainers_on_text_and_in_chats(name, fresh_policy, tmp_path):
+    tokens = rewards.ThinkTokens.from_tokenizer(fresh_policy.tokenizer)
+    answer = rewards.answer_reward(tokens=tokens)
 
-words = ["<pad>", "<eos>", "<unk>", *"0123456789", "+", "?", "="]
-backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
-backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-backend.add_tokens(["<think>", "</think>"])
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
-tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-tokens = rewards.ThinkTokens.from_tokenizer(tokenizer)
-answer = rewards.answer_reward(tokens=tokens)
+    async def judge(prompt, completion, description):
+        return 0.5
 
-async def judge(prompt, completion, description):
-    return 0.5
-
-funcs = [
-    rewards.weighted([answer, rewards.thinking_reward(tokens)], [0.8, 0.2], name="mix"),
-    rewards.guarded(rewards.thought_then_answer(tokens, correct=answer)),
-    rewards.only_for(rewards.cached(rewards.length_reward()), kind="sum"),
-    rewards.overlong_reward(16, 4),
-    rewards.guarded(rewards.rubric_reward({"good": "It is good."}, judge, name="async_rubric")),
-]
-
-def train(name, prompt):
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=32, pad_token_id=0, eos_token_id=1, bos_token_id=None,
-        tie_word_embeddings=True))
-    rows = [{"prompt": prompt(f"{a}+{a}="), "answer": str(2 * a), "kind": "sum" if a % 2 else "other"}
-            for a in range(8)]
-    config = getattr(trl, name + "Config")(
-        output_dir=tempfile.mkdtemp(), max_steps=1, per_device_train_batch_size=4, num_generations=4, logging_steps=1,
-        max_completion_length=16, report_to="none", use_cpu=True, beta=0.0, save_strategy="no", bf16=False)
-    trainer = getattr(trl, name + "Trainer")(
-        model=model, processing_class=tokenizer, args=config, reward_funcs=funcs, train_dataset=Dataset.from_list(rows))
+    funcs = [
+        rewards.weighted([answer, rewards.thinking_reward(tokens)], [0.8, 0.2], name="mix"),
+        rewards.guarded(rewards.thought_then_answer(tokens, correct=answer)),
+        rewards.only_for(rewards.cached(rewards.length_reward()), kind="sum"),
+        rewards.overlong_reward(8, 4),
+        rewards.guarded(rewards.rubric_reward({"good": "It is good."}, judge, name="async_rubric")),
+    ]
+    rows = [
+        {"prompt": f"{a}+{a}=", "answer": str(2 * a), "kind": "sum" if a % 2 else "other"} for a in range(8)
+    ]
+    if name == "RLOO":
+        rows = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
+    trainer = getattr(trl, f"{name}Trainer")(
+        model=fresh_policy.model,
+        processing_class=fresh_policy.tokenizer,
+        args=getattr(trl, f"{name}Config")(str(tmp_path), **SMALL, logging_steps=1, bf16=False),
+        reward_funcs=funcs,
+        train_dataset=Dataset.from_list(rows),
+    )
     trainer.train()
-    log, = [log for log in trainer.state.log_history if "reward" in log]
-    assert {"mix/thinking_reward", *(f"rewards/{func.__name__}/mean" for func in funcs)} <= set(log), (name, log)
+    (log,) = [log for log in trainer.state.log_history if "reward" in log]
+    assert {"mix/thinking_reward", *(f"rewards/{func.__name__}/mean" for func in funcs)} <= set(log)
     assert log["rewards/async_rubric/mean"] == 0.5
-
-train("GRPO", lambda text: text)
-train("RLOO", lambda text: [{"role": "user", "content": text}])
-print("trained")
-"""
-
-
-def test_the_rewards_run_unchanged_in_trls_trainers_on_text_and_in_chats(script):
-    pytest.importorskip("trl")
-    assert "trained" in script(TRAIN).stdout

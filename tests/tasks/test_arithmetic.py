@@ -2,7 +2,6 @@
 
 import re
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -41,7 +40,7 @@ FORMS = [(None, "auto", ""), ("tiny", "whole", ""), ("qwen3-4b", "boxed", instru
 
 @pytest.mark.parametrize(("name", "form", "asks"), FORMS)
 def test_a_task_asks_for_the_form_that_it_grades(name, form, asks):
-    policy: Any = None if name is None else SimpleNamespace(checkpoint=CATALOGUE[name])
+    policy = None if name is None else SimpleNamespace(checkpoint=CATALOGUE[name])
     task = tasks.arithmetic(2, policy, n_train=4, n_held_out=4)
     assert task.correct.form == form
     for row in [*task.train, *task.held_out]:
@@ -54,7 +53,7 @@ def test_a_task_asks_for_the_form_that_it_grades(name, form, asks):
 
 
 def test_a_thought_that_the_prompt_opens_and_that_never_ends_is_no_answer():
-    policy: Any = SimpleNamespace(checkpoint=CATALOGUE["qwen3-4b-thinking"])
+    policy = SimpleNamespace(checkpoint=CATALOGUE["qwen3-4b-thinking"])
     task = tasks.arithmetic(2, policy, n_train=4, n_held_out=4)
     texts = [r"so \boxed{5}", r"so</think>\boxed{5}"]
     graded = task.correct(completions=texts, completion_ids=[[7, 8], [7, 151668, 8]], answer=["5", "5"])
@@ -65,7 +64,7 @@ def test_a_thought_that_the_prompt_opens_and_that_never_ends_is_no_answer():
 def test_auto_takes_the_level_nearest_one_half_of_three_measured(half_at, capsys):
     asked = []
 
-    def measure(level: int) -> PassRate:
+    def measure(level):
         asked.append(level)
         return PassRate(level, 16 if level == half_at else 32 * (level < half_at), 0, 32)
 
@@ -76,16 +75,16 @@ def test_auto_takes_the_level_nearest_one_half_of_three_measured(half_at, capsys
 
 
 def test_a_level_is_measured_as_in_training_and_a_truncated_completion_is_not_right():
-    asked: list[Any] = []
+    asked = []
 
-    def generate(prompts: Any, **how: Any) -> list[SimpleNamespace]:
+    def generate(prompts, **how):
         """Answers right, and never ends."""
         asked.append(how)
         questions = [prompt[0]["content"].removeprefix("What is ").partition("?")[0] for prompt in prompts]
         return [SimpleNamespace(text=str(eval(question)), ids=(1,), finished=False) for question in questions]
 
-    policy: Any = SimpleNamespace(checkpoint=CATALOGUE["smollm2-135m"], generate=generate)
-    off: dict[str, object] = {"enable_thinking": False}
+    policy = SimpleNamespace(checkpoint=CATALOGUE["smollm2-135m"], generate=generate)
+    off = {"enable_thinking": False}
     with pytest.warns(UserWarning, match="raise max_new_tokens"):
         tasks.arithmetic(policy=policy, n_train=8, n_held_out=8, chat_template_kwargs=off)
     assert {how["temperature"] for how in asked} == {0.6}
@@ -95,7 +94,7 @@ def test_a_level_is_measured_as_in_training_and_a_truncated_completion_is_not_ri
 
 
 def test_auto_finds_the_tiny_policy_a_level_that_it_solves_sometimes(policy):
-    options: Any = {"n_train": 8, "n_held_out": 8, "n_prompts": 8}
+    options = {"n_train": 8, "n_held_out": 8, "n_prompts": 8}
     assert tasks.arithmetic(policy=policy, max_new_tokens=24, **options).level == 1
 
 
@@ -105,7 +104,7 @@ def test_a_level_that_does_not_exist_and_auto_without_a_policy_are_errors_with_t
         tasks.arithmetic(level)
 
 
-def sum_in(row: dict[str, Any]) -> tuple[int, ...]:
+def sum_in(row):
     """The operands and the answer, by which a sum is told from another whatever its wording."""
     a, b = sorted(int(number) for number in re.findall(r"\d+", row["problem"]))
     return a, b, int(row["answer"])

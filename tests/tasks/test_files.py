@@ -1,7 +1,5 @@
 """Tasks from a file: one result for all formats, and every row that cannot be used is counted."""
 
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +12,14 @@ from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.models import CATALOGUE
 
 Rows = list[dict[str, Any]]
-SUMS: Rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "grade": "easy"} for n in range(40)]
+SUMS = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "grade": "easy"} for n in range(40)]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
+def write(tmp_path):
     """``write(rows, "mine.csv")``: a file in the format that its ending names."""
 
-    def made(rows: Rows, name: str = "mine.csv") -> Path:
+    def made(rows, name="mine.csv"):
         file, table = tmp_path / name, pd.DataFrame(rows)
         if file.suffix == ".parquet":
             table.to_parquet(file)
@@ -34,7 +32,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return made
 
 
-def rows_of(task: tasks.Task) -> tuple[Rows, Rows]:
+def rows_of(task):
     return list(task.train), list(task.held_out)
 
 
@@ -60,7 +58,7 @@ def test_a_question_is_on_the_same_side_whatever_stands_around_it(write):
     assert held_out[0] == held_out[1] == held_out[2]
 
 
-BAD: Rows = [
+BAD = [
     {"question": "what is  3 + 1? ", "answer": "4"},
     {"question": "What is 3 + 1?", "answer": "5"},
     {"question": "A word?", "answer": "n/a"},
@@ -99,13 +97,13 @@ def test_a_file_of_its_own_is_held_out_and_takes_its_questions_out_of_training(w
 
 def test_a_policy_says_the_form_and_which_prompts_are_too_long(write):
     class Counting(SimpleNamespace):
-        def tokenize(self, prompts: Any) -> list[list[int]]:
+        def tokenize(self, prompts):
             return [[0] * len(prompt[-1]["content"]) for prompt in prompts]
 
     long = {"question": f"What is {'1' * 200}?", "answer": "1"}
     rows = [{"question": row["question"], "answer": row["answer"]} for row in SUMS]
     model = SimpleNamespace(max_seq_length=256)
-    policy: Any = Counting(checkpoint=CATALOGUE["qwen3-4b"], model=model)
+    policy = Counting(checkpoint=CATALOGUE["qwen3-4b"], model=model)
     with pytest.warns(UserWarning, match="1 longer than the policy takes, 256 tokens with 100 new"):
         task = tasks.from_file(write([*rows, long]), policy=policy, max_new_tokens=100, system="Be brief.")
     system, user = task.train[0]["prompt"]
@@ -138,7 +136,7 @@ def test_what_cannot_be_a_task_is_an_error_that_says_what_can(name, settings, sa
 
 
 def test_messages_are_taken_as_messages_and_not_as_their_python_text(write):
-    def row(n: int, *turns: dict[str, str]) -> dict[str, Any]:
+    def row(n, *turns):
         asked = [*turns, {"role": "user", "content": f"What is {n} + 1?"}]
         return {"question": asked, "answer": [{"role": "assistant", "content": f"{n + 1}"}]}
 

@@ -1,9 +1,7 @@
 """GSM8K: the columns of a task from its own two files, and an error that names them where there is no hub."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from datasets import Dataset
@@ -18,7 +16,7 @@ SOLUTION = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nIn all 48+24 = <<48
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     for split, first in (("train", 0), ("test", 100)):
         rows = [
             {"question": f"How many clips {first + n}?", "answer": SOLUTION.format(n=n)} for n in range(20)
@@ -37,7 +35,7 @@ def test_a_folder_gives_the_published_split_with_the_number_as_answer(folder):
 
 
 def test_a_policy_is_asked_in_its_form_and_a_part_is_drawn_by_the_seed(folder):
-    policy: Any = SimpleNamespace(checkpoint=CATALOGUE["qwen3-4b"])
+    policy = SimpleNamespace(checkpoint=CATALOGUE["qwen3-4b"])
     parts = [tasks.gsm8k(policy, n_train=5, n_held_out=3, folder=folder, seed=seed) for seed in (0, 0, 1)]
     problems = [tuple(part.train["problem"]) for part in parts]
     assert problems[0] == problems[1] != problems[2]

@@ -4,7 +4,6 @@ import json
 import pickle
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from rloo_kit import tasks
 from rloo_kit.errors import ConfigError, VersionError
 from rloo_kit.models import CATALOGUE
 
-SMALL: dict[str, Any] = {"n_train": 20, "n_held_out": 5}
+SMALL = {"n_train": 20, "n_held_out": 5}
 EASY = {"max_terms": 2, "max_digits": 2}
 
 
@@ -24,7 +23,7 @@ def test_without_the_package_the_error_has_the_command(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def package() -> Any:
+def package():
     """The package, which the extra of the same name brings; its import takes seconds."""
     return pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")
 
@@ -44,7 +43,7 @@ class TestReasoningGym:
         )
 
     def test_word_problems_have_numbers_and_ask_in_the_policys_form(self):
-        policy: Any = SimpleNamespace(checkpoint=CATALOGUE["qwen3-4b"])
+        policy = SimpleNamespace(checkpoint=CATALOGUE["qwen3-4b"])
         task = tasks.reasoning_gym("gsm_symbolic", policy=policy, **SMALL)
         row = task.train[0]
         assert row["prompt"][0]["content"] == f"{row['problem']} {instruction('boxed')}"

@@ -1,9 +1,7 @@
 """Problems within reach: kept by what was sampled, sampled once, and resumed after an interruption."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from datasets import Dataset
@@ -14,7 +12,7 @@ from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Completion, Policy
 
 ROWS = Dataset.from_list([{"prompt": f"{k} + 0 =", "answer": str(k)} for k in range(9)])
-HOW: dict[str, Any] = {"max_new_tokens": 16}
+HOW = {"max_new_tokens": 16}
 
 
 class Counting(Policy):
@@ -24,13 +22,13 @@ class Counting(Policy):
     thinking = True
     stops = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         object.__setattr__(self, "calls", [])
 
-    def tokenize(self, prompts: Sequence[Any], **template: object) -> list[list[int]]:
+    def tokenize(self, prompts, **template):
         return [list(map(ord, prompt)) for prompt in prompts]
 
-    def generate(self, prompts: Any, *, n: int = 1, **how: Any) -> list[Completion]:
+    def generate(self, prompts, *, n=1, **how):
         self.calls.append((list(prompts), how))
         if len(self.calls) == self.stops:
             raise KeyboardInterrupt
@@ -39,26 +37,26 @@ class Counting(Policy):
 
 
 class Weightless:
-    def named_parameters(self) -> list[Any]:
+    def named_parameters(self):
         return []
 
 
-def counting(stops: int = 0) -> Any:
+def counting(stops=0):
     policy = Counting(Weightless(), None, CATALOGUE["smollm2-135m"])
     object.__setattr__(policy, "stops", stops)
     return policy
 
 
-def right(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+def right(completions, answer, **kwargs):
     return [float(text == gold) for text, gold in zip(completions, answer, strict=True)]
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: Any) -> None:
+def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def kept(dataset: Dataset) -> list[int]:
+def kept(dataset):
     return [int(answer) for answer in dataset["answer"]]
 
 
@@ -91,7 +89,7 @@ def test_it_goes_on_where_it_was_interrupted_with_the_same_draws_and_a_look_at_f
     assert few.calls == whole.calls
 
 
-CHANGED: list[dict[str, Any]] = [
+CHANGED = [
     {"temperature": 0.9},
     {"max_new_tokens": 17},
     {"n": 4},

@@ -1,18 +1,16 @@
 """Logs of plain TRL's and unsloth's shape: sick ones are named, and healthy ones are not, by the log alone too."""
 
-from __future__ import annotations
-
 import pytest
 
 from rloo_kit.watch.statistics import Known, Log, rounds
 from rloo_kit.watch.symptoms import SYMPTOMS, Episodes
 from tests.watch import foreign_logs, logs
-from tests.watch.foreign_logs import HEALTHY, SICK, Kind
+from tests.watch.foreign_logs import HEALTHY, SICK
 
 SEEDS = 2  # of ten in health_alarms.md
 
 
-def symptoms_in(kind: Kind, seed: int) -> list[set[str]]:
+def symptoms_in(kind, seed):
     """The symptoms of a run, by its log alone and with its settings known."""
     entries, n = rounds(foreign_logs.run(kind, seed)), kind.prompts * kind.k
     config = logs.trl_config(per_device_train_batch_size=n, generation_batch_size=n, num_generations=kind.k)

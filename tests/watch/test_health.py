@@ -3,7 +3,6 @@
 import functools
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.watch import callbacks
 from rloo_kit.watch.read_run import judged_by
 from rloo_kit.watch.statistics import WINDOW, Log, rounds
-from rloo_kit.watch.symptoms import Episodes, Finding
+from rloo_kit.watch.symptoms import Episodes
 from tests.conftest import SMALL, WHOLE
 from tests.watch.logs import KNOWN, from_step, history, play, symptoms, terms, trainer_of
 
@@ -55,7 +54,7 @@ def test_stop_ends_the_run_in_every_process_is_printed_by_one_and_saves_finite_w
 
 
 def test_a_function_gets_the_findings_of_a_report_instead_of_the_print(capsys):
-    findings: list[Finding] = []
+    findings = []
     entries = history(40, completions__clipped_ratio=from_step(20, 0.0, 0.7), kl=from_step(30, 0.0, 4.0))
     play(callbacks.HealthCallback(findings.append), entries)
     assert [finding.symptom for finding in findings] == symptoms(entries) == ["truncation", "KL explosion"]
@@ -64,12 +63,12 @@ def test_a_function_gets_the_findings_of_a_report_instead_of_the_print(capsys):
         callbacks.HealthCallback("shout")
 
 
-def right(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+def right(completions, answer, **kwargs):
     return WHOLE(completions=completions, answer=answer)
 
 
-def judging(what: str) -> Any:
-    def reward(completions: Any, **kwargs: Any) -> list[float]:
+def judging(what):
+    def reward(completions, **kwargs):
         return [0.0 for _ in completions]
 
     reward.judges = what
@@ -79,7 +78,7 @@ def judging(what: str) -> Any:
 ANSWER, FORM, LENGTH = rewards.answer_reward(), rewards.thinking_reward(), rewards.length_reward()
 WRAPPED = rewards.cached(rewards.only_for(rewards.scaled(rewards.clipped(ANSWER), 2.0), kind="sum"))
 PARTIAL = functools.partial(judging("form"), extra=1)
-JUDGED: dict[str | None, list[Any]] = {
+JUDGED = {
     "answer": [WRAPPED, rewards.gated(by=ANSWER, reward=FORM)],
     "form": [PARTIAL, rewards.thought_then_answer(), rewards.weighted([FORM, rewards.sentence_reward()])],
     "length": [LENGTH, rewards.guarded(judging("length"))],
@@ -104,7 +103,7 @@ def test_what_rewards_judge_is_taken_from_the_trainer_or_from_a_mapping_and_from
         rloo_kit.diagnose(trainer_of(entries, **funcs)),
         rloo_kit.diagnose(trainer_of(entries), judges),
     ]
-    live: list[Finding] = []
+    live = []
     play(callbacks.HealthCallback(live.append, judges=judges), entries)
     for findings in (*(report.findings for report in reports), live):
         assert [finding.symptom for finding in findings] == ["format without answers"]
@@ -141,7 +140,7 @@ def test_a_run_whose_completions_are_cut_stops_with_a_checkpoint(stopped_run):
 
 def test_an_infinite_reward_in_plain_trl_is_found(fresh_policy, task, tmp_path):
     """The kit's own trainer refuses it before it reaches a weight."""
-    findings: list[Finding] = []
+    findings = []
     trl.RLOOTrainer(
         model=fresh_policy.model,
         processing_class=fresh_policy.tokenizer,

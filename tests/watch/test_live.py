@@ -1,7 +1,5 @@
 """LivePlot: one figure in the cell that trains, redrawn in place, which costs little and never ends a run."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest
@@ -13,7 +11,7 @@ from tests.watch.logs import play, step
 
 
 @pytest.fixture(autouse=True)
-def cheap_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def cheap_figure(monkeypatch):
     """Drawing is tested in test_plots.py, and with a real run below."""
     monkeypatch.setattr(plots, "draw", lambda history, known: Drawn(history))
     monkeypatch.setattr(plots, "save", lambda figure, path: path.write_text(str(len(figure))))
@@ -22,7 +20,7 @@ def cheap_figure(monkeypatch: pytest.MonkeyPatch) -> None:
 class Drawn(list[Entry]):
     """The log in place of its picture."""
 
-    def _repr_png_(self) -> Drawn:
+    def _repr_png_(self):
         return self
 
 

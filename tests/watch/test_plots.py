@@ -3,7 +3,6 @@
 import io
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from tests.watch.logs import LOG, step
 
 
 @pytest.fixture(scope="module")
-def picture() -> Any:
+def picture():
     """A run with a long name, three terms and an evaluation, its layout settled."""
     names = ["correct_after_thought", "a_reward_with_a_name_that_is_much_too_long_to_be_shown", "short"]
     history = [step(n, kl=0.01 * n, **{f"rewards/{name}/mean": 1.0 for name in names}) for n in range(1, 31)]
@@ -112,7 +111,7 @@ def test_a_curve_whose_metric_is_missing_or_never_finite_is_left_out():
             assert labels(history) == [other for other in labels(LOG) if other != label]
 
 
-def labels(history: list[dict[str, Any]]) -> list[str]:
+def labels(history):
     return [curve.label for curve in plots.curves(history)]
 
 

@@ -1,19 +1,16 @@
 """What is read of a run: its log and its settings, from a trainer, a file or a folder."""
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
-from rloo_kit.watch.read_run import MANIFEST, Source, read_run
-from rloo_kit.watch.statistics import Entry
+from rloo_kit.watch.read_run import MANIFEST, read_run
 from tests.watch.logs import LOG, history, trainer_of
 
 
-def checkpoint(folder: Path, state: str | None) -> Path:
+def checkpoint(folder, state):
     """As plain TRL leaves it, with the least that is read."""
     folder.mkdir(parents=True)
     if state is not None:
@@ -21,7 +18,7 @@ def checkpoint(folder: Path, state: str | None) -> Path:
     return folder
 
 
-def read(source: Source) -> tuple[Sequence[Entry], Path | None]:
+def read(source):
     run = read_run(source, "plot")
     return run.history, run.folder
 

@@ -1,7 +1,5 @@
 """What a report says of every run: what was sampled for nothing, how wide chance is, and what could have been seen."""
 
-from __future__ import annotations
-
 import random
 import re
 

@@ -1,7 +1,6 @@
 """Each rule on made-up logs: what it finds, what it leaves alone, and what chance alone does."""
 
 import math
-from typing import Any
 
 import pytest
 
@@ -23,7 +22,7 @@ FORM_ALONE = {"reward": 0.95, "dead_groups": 1.0, **terms(format=(0.95, 0.2), an
 LATE_START = {"entropy": lambda step: None if step == 1 else 0.2 if step < 8 else 3.0}
 
 # What the log shows, the symptom, the setting to change; plain cases of each are recorded runs: test_symptoms.py.
-FOUND: dict[str, tuple[dict[str, Any], str, str]] = {
+FOUND = {
     "as plain TRL counts them": (TRL_DEAD, "dead groups, too hard", "train_dataset"),
     "all is right, from the start": ({"reward": 1.0, **ALL_EQUAL}, "constant reward", "reward_funcs"),
     "the same in plain TRL under a KL term": (TRL_EQUAL, "constant reward", "reward_funcs"),
@@ -44,7 +43,7 @@ def test_a_symptom_is_found_alone_with_its_setting(columns, symptom, setting):
     assert (finding.symptom, finding.setting) == (symptom, setting)
 
 
-WELL: dict[str, dict[str, Any]] = {
+WELL = {
     "one bad step": {"reward": lambda step: 0.0 if step == 12 else 0.5 + 0.01 * step},
     "a little below zero, by chance": {"kl": -0.005},
     "below zero, but no surer than noise": {"kl": lambda step: -0.03 + 0.2 * (-1) ** step},

@@ -10,7 +10,7 @@ from rloo_kit.watch.symptoms import surely_above
 from tests.watch.logs import chance_rewards, trl_config
 
 
-def steady(known: Known, **entry: float) -> Log:
+def steady(known, **entry):
     return Log([{"step": step, **entry} for step in range(1, 11)], known)
 
 
