@@ -4,9 +4,12 @@ import asyncio
 import pickle
 
 import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import rewards
 from rewards import Criterion, reward_model, rubric_reward
+from rloo_kit.policy.bundled import TINY
 
 PROMPT_OPENS = rewards.ThinkTokens(151667, 151668, prompt_opens=True)
 CRITERIA = [Criterion("brief", "The answer is brief.", 3.0), Criterion("polite", "The answer is polite.")]
@@ -106,24 +109,15 @@ def test_a_bad_rubric_is_refused(criteria):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A reward model of two layers, saved as TRL's RewardTrainer saves one."""
-    torch, transformers, tokenizers = map(pytest.importorskip, ("torch", "transformers", "tokenizers"))
-    words = ["[PAD]", "[UNK]", "a", "b", "c", "good", "bad", "<think>", "</think>"]
-    vocabulary = {word: i for i, word in enumerate(words)}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    named = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **named)
-    tokenizer.chat_template = "{% for m in messages %} {{ m['content'] }}{% endfor %}"
-    config = transformers.Qwen3Config(
-        vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, num_labels=1, pad_token_id=0,
-    )  # fmt: skip
+    """A reward model, the bundled policy with one output, saved as TRL's RewardTrainer saves one."""
     torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("models") / "tiny-reward"
-    transformers.Qwen3ForSequenceClassification(config).save_pretrained(path)
+    path, source = str(tmp_path_factory.mktemp("models") / "tiny-reward"), TINY.checkpoint()
+    model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=1, dtype="float32")
+    model.save_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.chat_template = "{% for m in messages %} {{ m['content'] }}{% endfor %}"
     tokenizer.save_pretrained(path)
-    return str(path)
+    return path
 
 
 TEXTS = ("good", "bad b", "c", "good good b c", "bad")
@@ -134,21 +128,18 @@ CHAT = {
 
 
 def test_a_reward_model_scores_as_transformers_does_whatever_the_batch(folder):
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
-        expected = model(input_ids=torch.tensor([[2, 5]])).logits.item()
+        expected = model(**tokenizer(" a good", return_tensors="pt")).logits.item()
     together = rewards.guarded(reward_model(folder, batch_size=2, device="cpu"))(**CHAT)
     assert together == pytest.approx(reward_model(folder, batch_size=1, device="cpu")(**CHAT), abs=1e-5)
     assert len(set(together)) == 5
     assert together[0] == pytest.approx(expected, abs=1e-5)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token = None  # then the model's is taken
     loaded = reward_model(model, tokenizer)(**CHAT)
     assert loaded == pytest.approx(together, abs=1e-5), "a loaded model and its tokenizer"
-    plain = reward_model(folder, device="cpu")(prompts=["a "], completions=["good"])
+    plain = reward_model(folder, device="cpu")(prompts=[" a "], completions=["good"])
     assert plain == [pytest.approx(expected, abs=1e-5)]
 
 
@@ -168,13 +159,11 @@ def test_a_reward_model_pickles_without_its_weights_and_the_thought_can_be_hidde
 
 
 def test_what_is_no_reward_model_of_one_output_with_a_tokenizer_is_refused(folder, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
-    model.save_pretrained(tmp_path)
+    AutoModelForSequenceClassification.from_pretrained(folder).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"no words(.|\n)*tokenizer="):
         reward_model(str(tmp_path), device="cpu")(**CHAT)
-    config = transformers.AutoConfig.from_pretrained(folder, num_labels=2)
-    transformers.Qwen3ForSequenceClassification(config).save_pretrained(tmp_path)
+    two = AutoModelForSequenceClassification.from_pretrained(TINY.checkpoint(), num_labels=2)
+    two.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has one output, and this one has 2"):
         reward_model(str(tmp_path), device="cpu")(**CHAT)
     with pytest.raises(ValueError, match="not a reward model"):
