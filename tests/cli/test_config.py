@@ -24,9 +24,8 @@ def faults(*settings):
 
 
 def test_what_holds_has_the_trainers_settings_and_resolves_to_what_holds(folder):
-    config = configuration.load_config(
-        "mine.yaml", ["trainer.max_steps=5", "evaluate.n=3", "rewards.0=task.correct"]
-    )
+    settings = ["trainer.max_steps=5", "evaluate.n=3", "rewards.0=task.correct"]
+    config = configuration.load_config("mine.yaml", settings)
     assert (config.args.max_steps, config.args.learning_rate) == (5, 1e-3)
     assert config.evaluate == {"n": 3}, "the rest is as in training"
     elsewhere = folder / "elsewhere"
@@ -144,9 +143,8 @@ def in_time(completion_ids, **kwargs):
 def test_a_configuration_alone_runs_no_code(name, folder, command, shared):
     given, marker = PAYLOADS[name], folder / "marker"
     Path("mine.py").write_text(FILE)
-    Path("evil.py").write_text(
-        f"open({str(marker)!r}, 'w').close()\ndef reward(completions, **kwargs): ...\n"
-    )
+    evil = f"open({str(marker)!r}, 'w').close()\ndef reward(completions, **kwargs): ...\n"
+    Path("evil.py").write_text(evil)
     setting = [] if isinstance(given, dict) else ["--set", given.replace("MARKER", str(marker))]
     if isinstance(given, dict):
         nested = "[" * 5000 + "]" * 5000

@@ -17,10 +17,8 @@ def test_help_names_every_verb_in_a_line_each_and_imports_nothing_heavy(command,
         assert f"\n  {verb} " in said
         assert command(verb, "--help").exit_code == 0
     assert "..." not in said.partition("Commands:")[2], "each fits on its line"
-    heavy = script(
-        "import sys, rloo_kit.cli.app; print({'torch', 'trl', 'rich', 'datasets'} & set(sys.modules))"
-    )
-    assert heavy.stdout.strip() == "set()"
+    heavy = "import sys, rloo_kit.cli.app; print({'torch', 'trl', 'rich', 'datasets'} & set(sys.modules))"
+    assert script(heavy).stdout.strip() == "set()"
 
 
 def test_doctor_cards_and_plan_say_what_the_machine_takes_and_whether_a_run_fits(command, folder):
@@ -35,9 +33,7 @@ def test_doctor_cards_and_plan_say_what_the_machine_takes_and_whether_a_run_fits
     assert "to make it fit, cheapest in quality first" in too_large.output
 
 
-def test_a_dry_run_shows_plan_resolved_configuration_and_first_prompt_and_writes_nothing(
-    command, folder, shared
-):
+def test_a_dry_run_shows_plan_configuration_and_first_prompt_and_writes_nothing(command, folder, shared):
     before = sorted(folder.rglob("*"))
     result = command("train", "mine.yaml", "--set", "trainer.max_steps=3", "--dry-run")
     assert result.exit_code == 0, result.stderr

@@ -83,22 +83,19 @@ def test_boundaries_that_are_tokens_are_marked_and_so_is_the_end(case, shown):
     assert other == "«<think>»a«</think>»b [end]"
 
 
-def test_html_of_a_completion_or_a_prompt_is_shown_not_run():
+def test_html_and_control_characters_are_shown_and_neither_run_nor_obeyed():
     attack = "<script>alert(1)</script><img src=x onerror=alert(2)>"
     shown = compare(evaluation((attack, attack, 0.0)), evaluation((attack, attack, 1.0)))._repr_html_()
     assert ("<script" in shown, "<img" in shown) == (False, False)
     assert shown.count("&lt;script&gt;alert(1)") == 3
+    shown = compare(evaluation(("p", "\x1b[2Jgone", 0.0)), evaluation(("p", "\u202eflipped", 1.0))).text(80)
+    assert ("\\x1b[2Jgone" in shown, "\\u202eflipped" in shown, "\x1b" in shown) == (True, True, False)
 
 
 def test_a_conversation_is_shown_by_what_the_user_asked_last():
     turns = [{"role": "user", "content": "Who wrote it?"}, {"role": "tool", "content": "a page of results"}]
     shown = str(compare(evaluation((turns, "x", 0.0)), evaluation((turns, "y", 1.0))))
     assert ("\nWho wrote it?\n" in shown, "results" in shown) == (True, False)
-
-
-def test_a_control_character_is_written_out_and_cannot_clear_the_terminal():
-    shown = compare(evaluation(("p", "\x1b[2Jgone", 0.0)), evaluation(("p", "\u202eflipped", 1.0))).text(80)
-    assert ("\\x1b[2Jgone" in shown, "\\u202eflipped" in shown, "\x1b" in shown) == (True, True, False)
 
 
 def test_a_long_thought_loses_its_middle_and_keeps_its_boundary():

@@ -53,21 +53,20 @@ def test_a_folder_without_the_files_or_their_columns_is_told_their_form(folder, 
         tasks.gsm8k(folder=tmp_path / "elsewhere")
 
 
-def test_without_the_hub_its_cache_is_read_and_else_an_error_names_a_local_files_form(
-    folder, tmp_path, monkeypatch
-):
+def test_without_the_hub_its_cache_is_read_else_a_local_files_form_is_named(folder, tmp_path, monkeypatch):
     import datasets
     import huggingface_hub
 
     def no_route(*args, **kwargs):
         raise OSError("no route")
 
+    def never(*args, **kwargs):
+        pytest.fail("it would try for minutes")
+
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "dataset_info", no_route)
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda *args, **kwargs: pytest.fail("it would try for minutes")
-    )
+    monkeypatch.setattr(datasets, "load_dataset", never)
     with pytest.raises(DatasetError, match=r"cannot be reached[\s\S]*offline mode is off[\s\S]*folder=..."):
         tasks.gsm8k()
     (tmp_path / "openai___gsm8k").mkdir()

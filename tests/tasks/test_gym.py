@@ -38,9 +38,7 @@ class TestReasoningGym:
         expression = one.train["problem"][0].partition(": ")[2].rstrip(" =")
         assert one.train["answer"][0] == str(eval(expression))
         assert len(expression.split()) == 3
-        assert (
-            one.description == f"reasoning-gym's chain_sum with {json.dumps(EASY)}, graded by answer_reward"
-        )
+        assert one.description.endswith(f"chain_sum with {json.dumps(EASY)}, graded by answer_reward")
 
     def test_word_problems_have_numbers_and_ask_in_the_policys_form(self):
         policy = SimpleNamespace(checkpoint=CATALOGUE["qwen3-4b"])

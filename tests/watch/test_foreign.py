@@ -27,9 +27,8 @@ def test_a_sick_run_is_named(name):
 
 def test_a_healthy_run_has_no_symptom():
     """All kinds together: a rule that errs in one run of 100, which those on chance do, may err once here."""
-    runs = [
-        (name, s) for name, kind in HEALTHY.items() for seed in range(SEEDS) for s in symptoms_in(kind, seed)
-    ]
+    kinds = [(name, kind, seed) for name, kind in HEALTHY.items() for seed in range(SEEDS)]
+    runs = [(name, names) for name, kind, seed in kinds for names in symptoms_in(kind, seed)]
     alarms = [(name, names) for name, names in runs if names]
     assert len(alarms) <= len(runs) // 40, alarms
 
@@ -39,6 +38,5 @@ def test_a_reward_of_0_and_1_tells_how_many_completions_a_step_has(prompts, k):
     entries = logs.chance_rewards(0, prompts, k, steps=30)
     known = Known.guessed(entries)
     assert (known.completions, known.groups) == (prompts * k, prompts)
-    assert Known.guessed([{**entry, "reward_std": 0.31} for entry in entries]).completions == max(
-        8, 2 * prompts
-    )
+    other = [{**entry, "reward_std": 0.31} for entry in entries]
+    assert Known.guessed(other).completions == max(8, 2 * prompts)

@@ -100,7 +100,11 @@ def test_as_text_every_curve_is_a_line_from_its_first_figure_to_its_last():
     assert rows[-1].split() == ["length", "21", "→", "30", "tokens"]
 
 
-def test_a_curve_whose_metric_is_missing_or_never_finite_is_left_out():
+def labels(history):
+    return [curve.label for curve in plots.curves(history)]
+
+
+def test_a_curve_without_figures_is_left_out_and_trls_count_of_dead_groups_is_said_to_be_that():
     for metrics, label in (
         (["kl"], "KL to the reference"),  # beta 0
         (["dead_groups", "frac_reward_zero_std"], "zero-variance groups"),
@@ -109,13 +113,6 @@ def test_a_curve_whose_metric_is_missing_or_never_finite_is_left_out():
         without = [{key: value for key, value in entry.items() if key not in metrics} for entry in LOG]
         for history in (without, [{**entry, **dict.fromkeys(metrics, math.nan)} for entry in LOG]):
             assert labels(history) == [other for other in labels(LOG) if other != label]
-
-
-def labels(history):
-    return [curve.label for curve in plots.curves(history)]
-
-
-def test_what_trl_counts_after_the_kl_term_is_said_to_be_trls_count():
     stock = [{name: value for name, value in entry.items() if name != "dead_groups"} for entry in LOG]
     assert "zero-variance groups, by TRL's count" in labels(stock)
 
