@@ -1,6 +1,5 @@
 """The range of seconds of a run: where there is one, what moves it, and how it is shown."""
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -24,20 +23,15 @@ def test_a_gpus_speed_is_found_by_its_names(name: str, bandwidth: float) -> None
     assert (hardware.speed_of(Device(name, 11 * 2**30)) or (0,))[0] == bandwidth
 
 
-@pytest.mark.parametrize(
-    ("card", "fast_inference", "said"),
-    [
-        (Device("this CPU", 2**36, on_gpu=False), False, "activations on a CPU are taken to be a GPU's"),
-        (Device("NVIDIA H100", 2**36), False, "time: not estimated, this GPU's bandwidth is not known"),
-        ("rtx 3090", True, "time: not estimated, vLLM samples"),
-    ],
-)
-def test_without_a_known_gpu_or_with_vllm_there_is_no_range(
-    card: str | Device, fast_inference: bool, said: str
-) -> None:
-    planned = rloo_kit.plan("qwen3-1.7b", LONG, card, fast_inference=fast_inference)  # type: ignore[arg-type]
-    assert planned.seconds == {}
-    assert said in str(planned).splitlines()
+def test_without_a_known_gpu_there_is_no_range() -> None:
+    on_cpu, unknown = Device("this CPU", 2**36, on_gpu=False), Device("NVIDIA H100", 2**36)
+    for device, said in (
+        (on_cpu, "activations on a CPU are taken to be a GPU's"),
+        (unknown, "time: not estimated, this GPU's bandwidth is not known"),
+    ):
+        planned = rloo_kit.plan("qwen3-1.7b", LONG, device)
+        assert planned.seconds == {}
+        assert said in str(planned).splitlines()
 
 
 def test_a_policy_of_one_weight_by_hand() -> None:
@@ -58,28 +52,6 @@ def test_a_policy_of_one_weight_by_hand() -> None:
     assert step(ENDLESS, 1.0)[0] == pytest.approx(prompt + 2 * token + update)
     kernels = 50 + 2 * 38 + 3 * 50
     assert step(ENDLESS, ENDLESS) == pytest.approx((0, kernels * duration.LAUNCH_SECONDS))
-
-
-@pytest.mark.parametrize(
-    ("less", "more"),
-    [
-        ({"beta": 0.0}, {}),
-        ({"beta": 0.0}, {"beta": 0.0, "single_pass": False}),
-        ({"generation_rows": 16}, {"generation_rows": 8}),
-        ({"num_generations": 16}, {"num_generations": 8}),
-        ({"num_iterations": 2, "single_pass": False}, {"single_pass": False}),
-    ],
-    ids=["no reference", "one pass", "more rows a weight", "one prompt, no mask", "a batch used twice"],
-)
-def test_what_saves_work_saves_seconds(less: dict[str, object], more: dict[str, object]) -> None:
-    model = rloo_kit.plan("qwen3-4b", card="rtx 3090").model
-    base = Settings(num_generations=16, generation_rows=16, **batch_sizes(4, 16, 16))
-
-    def at_best(changed: dict[str, object]) -> float:
-        settings = dataclasses.replace(base, **changed)  # type: ignore[arg-type]
-        return duration.Seconds(model, settings, 936e9, 71e12).step()[0]
-
-    assert at_best(less) < at_best(more)
 
 
 def planned(evaluate: dict[str, object] | None = None, eval_rows: int = 0, **config: object) -> rloo_kit.Plan:

@@ -1,16 +1,17 @@
-"""Terms of the footprint by real tensors; the GPU's are checked against unsloth's code in test_trace.py."""
+"""Terms of the footprint by real tensors, and the meter of a run; test_trace.py has unsloth's code for a GPU."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import rloo_kit
 from benchmarks.pretended.gauge import TensorGauge
-from rloo_kit.memory import policy_tensors
+from rloo_kit.memory import formulas, policy_tensors
 from rloo_kit.memory.formulas import Step
-from rloo_kit.memory.hardware import device_of
-from rloo_kit.memory.plan import Plan
+from rloo_kit.memory.meter import Meter, Peak
 from rloo_kit.memory.plan_settings import PROCESSORS, Settings
 from rloo_kit.memory.policy_tensors import Model
 from rloo_kit.models import CATALOGUE
@@ -48,9 +49,8 @@ def test_the_cache_of_a_generation_batch_is_planned_to_the_byte(policy: Any) -> 
     with torch.no_grad():
         output = policy.model.generate(ids, **sampling, return_dict_in_generate=True)
     planned = tiny_plan(policy)
-    step = Step(
-        planned.model, dataclasses.replace(planned.settings, generation_rows=4, max_completion_length=8)
-    )
+    sampled = dataclasses.replace(planned.settings, generation_rows=4, max_completion_length=8)
+    step = Step(planned.model, sampled)
     held = [tensor for layer in output.past_key_values.layers for tensor in (layer.keys, layer.values)]
     assert step.cache(step.cached_tokens) == policy_tensors.bytes_of(held)
 
@@ -77,23 +77,52 @@ def test_activations_follow_the_type_they_are_computed_in() -> None:
     assert (large.layer_input, large.checkpoints) == (2 * small.layer_input, 2 * small.checkpoints)
 
 
-@pytest.mark.parametrize(
-    ("setting", "values"),  # most first
-    [
-        ("steps_per_generation", (4, 2)),
-        ("generation_rows", (6, 3)),
-        ("max_completion_length", (4096, 1024)),
-        ("per_device_train_batch_size", (8, 2)),
-        ("checkpointing", (False, True, "unsloth")),
-        ("four_bit", (False, True)),
-        ("lora_rank", (64, 16)),
-        ("optim", ("adamw_torch_fused", "adamw_8bit")),
-    ],
-)
-def test_on_a_gpu_more_of_anything_takes_more(setting: str, values: tuple[Any, ...]) -> None:
-    totals = []
-    for value in values:
-        settings = Settings(**{"gradient_accumulation_steps": 4, setting: value})
-        model = policy_tensors.model_of(CATALOGUE["qwen3-4b"], settings.lora_rank, settings.four_bit)
-        totals.append(sum(Plan.of(model, settings, device_of(2**40)).totals.values()))
-    assert totals == sorted(set(totals), reverse=True)
+# --- beside what was measured ---
+
+
+def test_a_moment_counts_for_the_innermost_phase_and_the_largest_visit_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peaks = iter((10, 70, 20, 30, 5))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 99)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    meter = Meter()
+    with meter.phase("train"), meter.phase("generate"):
+        pass
+    for name in ("train", "generate"):
+        with meter.phase(name):
+            pass
+    assert meter.peaks == {"train": Peak(30, 99), "generate": Peak(70, 99)}
+
+
+def test_a_plan_is_set_beside_what_was_measured() -> None:
+    planned = rloo_kit.plan("qwen3-4b", card="24GB")
+    trainer = SimpleNamespace(memory=SimpleNamespace(peaks={"train": Peak(planned.totals["backward"] // 2)}))
+    found = planned.compare(trainer)
+    assert found["generate"][1] is None
+    tensors = {
+        name: planned.totals[name] - planned.phases[name]["context"] - planned.phases[name]["fragmentation"]
+        for name in ("generate", "forward", "backward")
+    }
+    assert found["train"][0] == max(tensors["forward"], tensors["backward"])
+    assert found["generate"][0] == tensors["generate"]
+    said = " ".join(str(found).split())
+    assert all(part in said for part in ("peak in generate", "not measured", "peak in train", "+"))
+
+
+def even_length(completions: Any, **kwargs: Any) -> list[float]:
+    return [float(len(completion[0]["content"]) % 2) for completion in completions]
+
+
+def test_what_a_run_holds_is_the_plan_to_the_byte(make_trainer: Any) -> None:
+    trainer = make_trainer(even_length, max_steps=1, beta=0.05)
+    trainer.train()
+    lora = [p for name, p in trainer.model.named_parameters() if "lora_" in name]
+    state = [t for state in trainer.optimizer.state.values() for t in state.values() if torch.is_tensor(t)]
+    linear, rest = policy_tensors.weight_bytes(trainer.model)
+    held = {formulas.WEIGHTS: linear, formulas.REST: rest}
+    held |= {formulas.LORA: policy_tensors.bytes_of(lora), formulas.OPTIMIZER: policy_tensors.bytes_of(state)}
+    planned = trainer.memory_plan.phases["optimizer"]
+    assert {part: planned[part] for part in held} == held
+    assert set(trainer.memory_plan.compare(trainer)) == {"generate", "log-probs", "train", "optimizer"}

@@ -29,6 +29,7 @@ SAID: dict[str, Callable[[], object]] = {
     "the largest for a T4": lambda: repr(rloo_kit.fit("t4")),
     "an unknown policy": lambda: rloo_kit.plan("qwen3-8", card="8GB"),
     "a policy that is nowhere": lambda: rloo_kit.plan("somebody/unknown", card="8GB"),
+    "a configuration in the policy's place": lambda: rloo_kit.plan(rloo_kit.RLOOConfig(), "tiny"),
     "no tokens": lambda: rloo_kit.plan("qwen3-4b", NONE, "8GB"),
     "no prompt": lambda: rloo_kit.plan("qwen3-4b", card="8GB", prompt_tokens=0),
     "two cards of a name": lambda: rloo_kit.fit("rtx 3060"),

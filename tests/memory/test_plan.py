@@ -1,4 +1,4 @@
-"""The plan: totals, peak and verdict; what it advises; how it is shown; and what planning imports."""
+"""The plan: totals, peak and verdict; what it advises; what planning imports; and what fits a card."""
 
 import dataclasses
 from pathlib import Path
@@ -9,9 +9,12 @@ import pytest
 
 import rloo_kit
 from rloo_kit.memory import plan as planning
+from rloo_kit.memory import policy_tensors
+from rloo_kit.memory.cards import first_run, longest_completion
 from rloo_kit.memory.hardware import Device
 from rloo_kit.memory.plan import Plan, batch_sizes, largest_slice
 from rloo_kit.memory.plan_settings import Settings
+from rloo_kit.models import CATALOGUE
 from rloo_kit.session.output import GIB
 from tests.memory.conftest import LARGE, ONE_GROUP
 
@@ -39,14 +42,6 @@ def test_as_many_are_sampled_at_once_as_fit_and_no_more(rows: int) -> None:
     assert found.phases == planned(found.sampled_rows, just_enough).phases
     more = [size for size in range(found.sampled_rows + 1, 13) if largest_slice(12, size) == size]
     assert all(planned(size, just_enough).fits != "fits" for size in more)
-
-
-@pytest.mark.parametrize(
-    ("asked", "wanted", "at_once"), [(100, 12, 12), (7, 12, 6), (5, 12, 4), (1, 12, 1), (5, 8, 4), (3, 8, 3)]
-)
-def test_slices_are_as_few_and_as_even_as_may_be(asked: int, wanted: int, at_once: int) -> None:
-    planned = rloo_kit.plan("qwen3-4b", SimpleNamespace(generation_rows=asked), "24GB")
-    assert planned.rows_at_once(wanted) == at_once
 
 
 WHOLE = {**vars(LARGE), "per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
@@ -79,31 +74,22 @@ def test_smaller_batches_leave_updates_and_groups_whole_and_k_ends_at_two() -> N
     assert [found.settings.num_generations for found in planning.knobs(planned)["K"]] == [3, 2]
 
 
-def test_gradient_checkpointing_is_advised_first_where_it_is_off() -> None:
+def test_what_costs_no_quality_is_advised_first() -> None:
+    all_at_once = SimpleNamespace(**vars(ONE_GROUP), generation_rows=8)
+    assert rloo_kit.plan("qwen3-8b", all_at_once, "12GB").changes[0].config == {"generation_rows": 4}
     kept = rloo_kit.plan("qwen3-1.7b", LARGE, "24GB", gradient_checkpointing=False)
     assert kept.changes[0].knob == "gradient checkpointing"
 
 
-def test_where_a_group_is_too_large_it_is_sampled_in_slices() -> None:
-    by_itself = rloo_kit.plan("qwen3-8b", ONE_GROUP, "12GB")
-    assert (by_itself.fits, by_itself.sampled_rows, by_itself.changes) == ("fits", 4, ())
-    assert "8 completions are sampled 4 at once" in str(by_itself)
-    whole = rloo_kit.plan("qwen3-8b", SimpleNamespace(**vars(ONE_GROUP), generation_rows=8), "12GB")
-    assert (whole.fits, whole.sampled_rows, whole.sliced) == ("does not fit", 8, "")
-    first = whole.changes[0]
-    assert (first.config, first.peak_bytes) == ({"generation_rows": 4}, by_itself.peak_bytes)
-
-
 def test_the_advised_length_is_the_longest_that_fits_and_comes_with_what_was_advised_before() -> None:
-    together = next(
-        c for c in rloo_kit.plan("qwen3-4b", LARGE, 4.2 * GIB).changes if c.knob == "completion length"
-    )
-    assert {"max_completion_length", "per_device_train_batch_size"} <= set(together.config)
-    planned = rloo_kit.plan("qwen3-1.7b", LARGE, 5 * GIB)
-    change = next(change for change in planned.changes if change.knob == "completion length")
-    longer = {**vars(LARGE), **change.config}
+    def advised(name: str, card: float) -> dict[str, Any]:
+        changes = rloo_kit.plan(name, LARGE, card).changes
+        return next(change.config for change in changes if change.knob == "completion length")
+
+    assert {"max_completion_length", "per_device_train_batch_size"} <= set(advised("qwen3-4b", 4.2 * GIB))
+    longer = {**vars(LARGE), **advised("qwen3-1.7b", 5 * GIB)}
     longer["max_completion_length"] += 64
-    assert rloo_kit.plan("qwen3-1.7b", SimpleNamespace(**longer), planned.device).fits != "fits"
+    assert rloo_kit.plan("qwen3-1.7b", SimpleNamespace(**longer), 5 * GIB).fits != "fits"
 
 
 def test_a_trainers_plan_names_its_model_and_not_where_it_lies(make_trainer: Any, policy: Any) -> None:
@@ -118,3 +104,49 @@ def test_planning_by_name_imports_neither_torch_nor_trl(script: Any) -> None:
         "print([name for name in ('torch', 'trl', 'transformers', 'unsloth') if name in sys.modules])"
     ).stdout
     assert said.strip() == "[]"
+
+
+# --- the largest model and the longest completion that fit ---
+
+
+@pytest.mark.parametrize(
+    ("card", "name"),
+    [(GIB, "qwen3-0.6b"), ("8GB", "qwen3-4b"), ("rtx 3060 12GB", "qwen3-8b"), ("rtx 4080", "qwen3-14b")],
+)
+def test_fit_gives_the_largest_model_that_fits(card: str | int, name: str) -> None:
+    best = rloo_kit.fit(card)
+    assert best.model.checkpoint.name == name
+    for found in CATALOGUE.values():
+        if found.parameters > best.model.checkpoint.parameters:
+            model = policy_tensors.model_of(found, 16, four_bit=True)
+            assert Plan.of(model, best.settings, best.device).fits != "fits"
+
+
+@pytest.mark.parametrize(("card", "at_once", "micro"), [(3.4, 8, 4), (2.6, 4, 4), (2.0, 2, 2)])
+def test_fit_takes_slices_and_smaller_batches_before_it_gives_up_on_the_smallest(
+    card: float, at_once: int, micro: int
+) -> None:
+    small = rloo_kit.fit(int(card * GIB))
+    assert (small.fits, small.model.checkpoint.name) == ("fits", "qwen3-0.6b")
+    assert (small.sampled_rows, small.settings.batch_rows) == (at_once, 8)
+    assert small.settings.per_device_train_batch_size == micro
+
+
+def test_fit_takes_no_larger_model_at_the_price_of_slices() -> None:
+    best, config = rloo_kit.fit(6 * GIB), SimpleNamespace(max_completion_length=1024)
+    assert (best.model.checkpoint.name, best.sampled_rows) == ("qwen3-1.7b", best.settings.batch_rows)
+    larger = rloo_kit.plan("qwen3-4b", config, 6 * GIB)
+    assert (larger.fits, larger.sampled_rows) == ("fits", 4)
+
+
+def test_the_longest_completion_fits_and_a_longer_one_does_not() -> None:
+    planned = rloo_kit.plan("qwen3-4b", card="12GB")
+    longest = longest_completion(planned)
+    for tokens, fits in ((longest, True), (longest + 64, False)):
+        settings = dataclasses.replace(planned.settings, max_completion_length=tokens)
+        assert (Plan.of(planned.model, settings, planned.device).fits == "fits") == fits
+
+
+def test_a_first_run_takes_an_instruct_4b_where_it_fits_and_else_a_smaller_one_that_does_not_think() -> None:
+    assert first_run("8GB") == ("qwen3-4b-instruct", None)
+    assert first_run("6GB") == ("qwen3-1.7b", False)

@@ -1,14 +1,20 @@
-"""What of a configuration decides about memory, and which forward passes it takes."""
+"""What decides about memory: of a configuration, with its forward passes, and of a model, a folder and a name."""
 
 import dataclasses
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
+from rloo_kit.memory import formulas, policy_tensors
 from rloo_kit.memory.plan_settings import Configured, Passes, Settings, settings_of
+from rloo_kit.models import CATALOGUE, checkpoint_from_config
+from tests.memory.conftest import CPU, tiny_plan
 
 
 def test_the_defaults_are_those_of_the_configuration() -> None:
@@ -25,12 +31,6 @@ def test_the_configuration_decides() -> None:
     assert found == Settings(**asked, prompt_tokens=100, processors=("top_k",))
     assert (found.batch_rows, found.update_rows) == (8, 16)
     assert settings_of(SimpleNamespace(generation_kwargs={"top_k": 5})).processors == ("top_k",)
-
-
-@pytest.mark.parametrize("name", ["max_completion_length", "generation_rows"])
-def test_a_length_below_one_is_refused_by_its_name(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be at least 1"):
-        rloo_kit.plan("qwen3-4b", SimpleNamespace(**{name: 0}), "8GB")
 
 
 def test_a_plain_configuration_of_trl_takes_every_pass() -> None:
@@ -55,36 +55,28 @@ def passes(**changed: Any) -> Passes:
 
 
 @pytest.mark.parametrize(
-    ("changed", "single", "why"),
+    ("changed", "single", "because"),
     [
-        ({}, True, "the KL term of whole groups comes with the loss's own pass"),
-        ({STEPS: 1}, True, "an update is four generation batches"),
-        ({MICRO: 4}, True, "a micro-batch is exactly one group"),
-        ({MICRO: 2, "beta": 0.0}, True, "torn groups matter only where advantages wait for a KL term"),
-        ({MICRO: 2, "kl_placement": "loss"}, True, "which they do not where it is in the loss"),
-        ({"groupwise": False, "normalize_advantages": True, "beta": 0.0}, True, "nor without one"),
-        ({"single_pass": False}, False, "not asked for"),
-        ({"num_iterations": 2}, False, "the policy moves before the second use"),
-        ({ACCUMULATED: 2, STEPS: 4}, False, "the policy moves within a generation batch"),
-        ({ACCUMULATED: 3}, False, "an update takes one and a half generation batches"),
+        ({}, True, ""),  # the KL term of whole groups comes with the loss's own pass
+        ({STEPS: 1}, True, ""),  # an update is four generation batches
+        ({MICRO: 4}, True, ""),  # a micro-batch is exactly one group
+        ({MICRO: 2, "beta": 0.0}, True, ""),  # torn groups matter only where advantages wait for a KL term
+        ({MICRO: 2, "kl_placement": "loss"}, True, ""),  # which they do not where it is in the loss
+        ({"groupwise": False, "normalize_advantages": True, "beta": 0.0}, True, ""),  # nor without one
+        ({"single_pass": False}, False, ""),  # not asked for
+        ({"num_iterations": 2}, False, ""),  # the policy moves before the second use
+        ({ACCUMULATED: 2, STEPS: 4}, False, ""),  # the policy moves within a generation batch
+        ({ACCUMULATED: 3}, False, ""),  # an update takes one and a half generation batches
+        ({MICRO: 2}, False, "a micro-batch of 2 does not hold whole groups of 4: a multiple of 4 would"),
+        ({"groupwise": False}, False, "the advantage estimator looks at more than one group"),
+        ({"normalize_advantages": True}, False, "normalize_advantages looks at the whole generation batch"),
     ],
 )
-def test_one_pass_suffices_where_a_loss_is_on_policy(changed: dict[str, Any], single: bool, why: str) -> None:
+def test_one_pass_suffices_on_policy_and_a_second_that_advantages_need_is_explained(
+    changed: dict[str, Any], single: bool, because: str
+) -> None:
     found = passes(**changed)
-    assert (found.single, found.two_because) == (single, ""), why
-
-
-@pytest.mark.parametrize(
-    ("changed", "because"),
-    [
-        ({MICRO: 2}, "a micro-batch of 2 does not hold whole groups of 4: a multiple of 4 would"),
-        ({"groupwise": False}, "the advantage estimator looks at more than one group"),
-        ({"normalize_advantages": True}, "normalize_advantages looks at the whole generation batch"),
-    ],
-)
-def test_a_second_pass_that_advantages_need_is_explained(changed: dict[str, Any], because: str) -> None:
-    found = passes(**changed)
-    assert (found.single, found.two_because) == (False, because)
+    assert (found.single, found.two_because) == (single, because)
 
 
 def test_advantages_wait_for_a_kl_term_in_the_reward_that_only_the_losss_pass_gives() -> None:
@@ -104,3 +96,65 @@ def test_an_estimator_that_looks_at_other_groups_takes_a_second_pass(tmp_path: A
     for estimator, groupwise in (("rloo", True), ("reinforce", False)):
         found = settings_of(rloo_kit.RLOOConfig(str(tmp_path), **batch, advantage_estimator=estimator))
         assert (found.groupwise, found.passes.single) == (groupwise, groupwise)
+
+
+# --- of a model, a folder and a name ---
+
+
+def test_a_loaded_policy_or_its_model_counts_itself(policy: Any) -> None:
+    by_name, loaded = rloo_kit.plan("tiny", card=CPU), rloo_kit.plan(policy, card=CPU)
+    assert (loaded.model, loaded.settings.lora_rank, loaded.settings.four_bit) == (by_name.model, 16, True)
+    bare = rloo_kit.plan(policy.model, card=CPU)
+    assert (bare.phases, bare.settings) == (loaded.phases, loaded.settings)
+    on_gpu = rloo_kit.plan("tiny", card="8GB")
+    assert rloo_kit.plan(policy, card="8GB").phases == on_gpu.phases, "as it would be loaded there"
+
+
+def first(model: Any, kind: str) -> torch.nn.Parameter:
+    return next(p for name, p in model.named_parameters() if kind in name)
+
+
+def test_the_reference_is_the_base_until_anything_is_trained(fresh_policy: Any) -> None:
+    model = fresh_policy.model
+    assert policy_tensors.reference_is_base(model), "a fresh LoRA is the zero map"
+    model.add_adapter("ref", model.peft_config["default"])
+    assert policy_tensors.reference_is_base(model), "a copy is not trained"
+    first(model, "norm").requires_grad_()
+    assert not policy_tensors.reference_is_base(model), "what is trained beside it moves the base"
+    assert not policy_tensors.reference_is_base(torch.nn.Linear(2, 2).requires_grad_(False)), "it has no LoRA"
+
+
+def test_a_continued_policy_keeps_a_copy_of_its_lora_as_reference(policy: Any) -> None:
+    before = tiny_plan(policy)
+    assert formulas.REFERENCE not in before.parts
+    first(policy.model, "lora_B").data.add_(1.0)
+    after = tiny_plan(policy)
+    assert after.parts[formulas.REFERENCE] == before.phases["optimizer"][formulas.LORA]
+    assert after.parts[formulas.OPTIMIZER] == before.parts[formulas.OPTIMIZER]
+    assert formulas.REFERENCE not in tiny_plan(policy, beta=0.0).parts
+
+
+@pytest.mark.parametrize("base", ["qwen3-4b", "unsloth/Qwen3-4B-unsloth-bnb-4bit"])
+def test_a_saved_adapter_is_planned_from_its_base_with_a_copy_as_reference(tmp_path: Path, base: str) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, "r": 32}))
+    planned = rloo_kit.plan(tmp_path, card="8GB")
+    assert planned.model.checkpoint is CATALOGUE["qwen3-4b"]
+    assert planned.settings.lora_rank == 32
+    assert planned.parts[formulas.REFERENCE] == planned.parts[formulas.LORA]
+
+
+def test_a_shape_without_a_formula_is_refused_by_name(
+    qwen3_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = SimpleNamespace(**{**qwen3_config(CATALOGUE["qwen3-0.6b"]).to_dict(), "num_experts": 128})
+    whole = SimpleNamespace(get_text_config=lambda: shape, tie_word_embeddings=True)
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *args, **kwargs: whole)
+    with pytest.raises(
+        ConfigError, match=r"cannot count a mixture of experts\.[\s\S]*families llama and qwen3 are known"
+    ):
+        rloo_kit.plan(tmp_path, card=CPU)
+
+
+def test_the_catalogues_shapes_are_all_counted(qwen3_config: Any) -> None:
+    for known in CATALOGUE.values():
+        assert not checkpoint_from_config("x", qwen3_config(known), None).uncounted

@@ -27,12 +27,7 @@ def test_the_plan_of_each_phase_is_within_two_percent_of_what_was_traced_and_nev
     assert {name: ratio for name, ratio in ratios.items() if not 1 <= ratio <= ABOVE} == {}
 
 
-def test_the_stored_traces_are_those_of_the_script_and_its_document() -> None:
-    ours = [
-        {key: entry["case"][key] for key in given}
-        for entry, given in zip(TRACED, plan_on_meta.FULL, strict=True)
-    ]
-    assert ours == list(plan_on_meta.FULL)
+def test_the_document_of_the_stored_traces_is_up_to_date() -> None:
     document = (ROOT / "benchmarks" / "results" / "plan_on_meta.md").read_text()
     assert document == plan_on_meta.report(TRACED, "`python benchmarks/plan_on_meta.py`")
 

@@ -19,7 +19,7 @@ from rloo_kit import models
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.policy import bundled, resolve
 from rloo_kit.policy.bundled import BUNDLED, INSTALL, TINY
-from rloo_kit.tasks.arithmetic import LEVELS, problems_of, sum_of
+from rloo_kit.tasks.arithmetic import LEVELS, problems_of
 from tests.conftest import random_rewards
 
 ROOT = Path(rloo_kit.__file__).parent.parent
@@ -28,13 +28,6 @@ ROOT = Path(rloo_kit.__file__).parent.parent
 @pytest.fixture(scope="module")
 def folder() -> Path:
     return TINY.checkpoint()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder)
 
 
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
@@ -85,24 +78,13 @@ def templated(tokenizer: Any) -> list[list[int]]:
     ]
 
 
-def test_texts_are_tokenized_and_templated_as_qwen3_does(tokenizer: Any) -> None:
+def test_texts_are_tokenized_and_templated_as_qwen3_does(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     kept = json.loads(IDS.read_text())
     assert tokenizer(texts())["input_ids"] == kept["texts"]
     assert templated(tokenizer) == kept["templated"]
-
-
-def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(folder: Path, tokenizer: Any) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
-    assert type(model).__name__ == "Qwen3ForCausalLM"
-    assert model.get_input_embeddings().weight.shape == (151936, 64)
-    how = {"add_generation_prompt": True, "return_dict": False, "return_tensors": "pt"}
-    with torch.no_grad():
-        logits = model(tokenizer.apply_chat_template(sum_of(17, 25).prompt, **how)).logits[0, -1]
-    used = torch.tensor(sorted(tokenizer.get_vocab().values()))
-    assert logits.softmax(-1)[used].sum() > 0.99
 
 
 # --- SmolLM2 ----------------------------------------------------------------------------------------------
@@ -154,16 +136,14 @@ class TestLoaded:
         assert completion.finished
 
 
-@pytest.mark.parametrize(("best", "times"), [(0.6, 1), (1.0, 0)])
 def test_temperature_1_is_warned_of_once_where_the_checkpoint_asks_for_less(
-    best: float, times: int, make_trainer: Any, policy: Any, monkeypatch: Any
+    make_trainer: Any, policy: Any, monkeypatch: Any
 ) -> None:
-    policy = rloo_kit.Policy(policy.model, policy.tokenizer, replace(policy.checkpoint, temperature=best))
+    policy = rloo_kit.Policy(policy.model, policy.tokenizer, replace(policy.checkpoint, temperature=0.6))
     monkeypatch.delattr(policy.model, "warned_of_temperature", raising=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for temperature in (0.8, 1.0, 1.0):
             make_trainer(random_rewards, model=policy, temperature=temperature)
-    warned = [str(one.message) for one in caught if "temperature" in str(one.message)]
-    assert len(warned) == times
-    assert all("RLOOConfig(temperature=policy.checkpoint.temperature), which is 0.6" in w for w in warned)
+    (warned,) = (str(one.message) for one in caught if "temperature" in str(one.message))
+    assert "RLOOConfig(temperature=policy.checkpoint.temperature), which is 0.6" in warned

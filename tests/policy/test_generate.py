@@ -1,6 +1,5 @@
 """Sampling: the distribution is that of transformers, with less work, in slices, and where memory runs out."""
 
-import itertools
 import math
 from collections import Counter
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 
 from rloo_kit.errors import NonFiniteError
 from rloo_kit.policy import generate
-from rloo_kit.policy.generate import BLOCK, SlicedGenerate, decode, draw, packed
+from rloo_kit.policy.generate import BLOCK, SlicedGenerate, decode, draw
 
 
 def assert_follows(counts: torch.Tensor, probabilities: torch.Tensor) -> None:
@@ -168,39 +167,18 @@ def test_a_prompt_is_computed_once_and_a_row_that_has_ended_not_again(small: Any
 
 
 @pytest.mark.parametrize(
-    ("settings", "ours"),
-    [
-        ({"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.05}, True),
-        ({"fast_sampling": False}, False),
-        ({"generation_kwargs": {"suppress_tokens": [7]}}, False),
-    ],
+    ("settings", "ours"), [({"top_k": 20}, True), ({"generation_kwargs": {"suppress_tokens": [7]}}, False)]
 )
 def test_the_trainer_uses_this_decoding_but_with_further_settings(
     make_trainer: Any, monkeypatch: Any, settings: Any, ours: bool
 ) -> None:
     calls = []
     monkeypatch.setattr(generate, "decode", lambda *args, **how: calls.append(how) or decode(*args, **how))
-    trainer = make_trainer(max_completion_length=3, **settings)
-    completions = trainer._generate_single_turn([[17, 18], [19]] * 2, None, {})
-    assert all(1 <= len(ids) <= 3 for ids in completions)
+    make_trainer(**settings)._generate_single_turn([[17, 18], [19]] * 2, None, {})
     assert bool(calls) is ours
-    for name, value in settings.items():
-        assert not calls or getattr(calls[0]["generation_config"], name) == value
 
 
 # --- slices -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("at_once", [1, 2, 3, 4, 11])
-def test_slices_are_as_few_and_even_as_may_be_and_the_longest_rows_come_first(at_once: int) -> None:
-    lengths = [1, 100, 2, 100, 3, 100, 4, 100, 5, 6]
-    slices = packed(range(10), lengths, at_once)
-    order, sizes = list(itertools.chain(*slices)), [len(rows) for rows in slices]
-    assert sorted(order) == list(range(10))
-    assert len(sizes) == -(-len(lengths) // at_once)
-    assert max(sizes) - min(sizes) <= 1
-    by_length = [lengths[row] for row in order]
-    assert by_length == (lengths if at_once == 11 else sorted(lengths, reverse=True)), "one keeps its order"
 
 
 class Short:

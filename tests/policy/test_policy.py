@@ -9,6 +9,7 @@ import torch
 import rloo_kit
 from rloo_kit import models
 from rloo_kit.errors import ConfigError
+from tests.memory.conftest import fake_cuda
 
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
 
@@ -59,12 +60,10 @@ def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(
     row = checkpoint.kv_bytes_per_token * 1024
     policy = rloo_kit.Policy(policy.model, policy.tokenizer, checkpoint)
     monkeypatch.setattr(rloo_kit.Policy, "device", torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (20 * row, 40 * row))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 6 * row)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2 * row)
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)
+    in_use = {"memory_reserved": 6 * row, "memory_allocated": 2 * row}
+    fake_cuda(monkeypatch, mem_get_info=(20 * row, 40 * row), **in_use)
     assert policy.fitting_batch_size(1024) == 12, "what torch has cached counts as free"
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 40 * row))
+    fake_cuda(monkeypatch, mem_get_info=(0, 40 * row), **in_use)
     assert policy.fitting_batch_size(8192) == 1
 
 

@@ -226,13 +226,10 @@ def test_the_update_ignores_what_was_forced(
     for batch in seen:
         rows = (batch[name].tolist() for name in ("completion_ids", "completion_mask"))
         for ids, mask in zip(*rows, strict=True):
-            if not any(mask):
-                continue
-            at = ids.index(OPEN) + 1 + LIMIT if OPEN in ids else len(ids)
-            forced = at < len(ids) and CLOSE not in ids[:at]
-            some += forced
-            assert not forced or ids[at] == CLOSE
-            assert [index for index, one in enumerate(mask) if not one and any(mask[index:])] == [at] * forced
+            forced = Budget(LIMIT, rewards.QWEN3).forced([1], ids)
+            left_out = [not one and any(mask[index:]) for index, one in enumerate(mask)]
+            assert left_out == [one and any(mask) for one in forced]
+            some += sum(left_out)
         _, attended, width = microbatches.model_inputs(batch)
         assert (attended[:, -width:].diff(dim=1) <= 0).all(), "what follows attends to it"
     assert some

@@ -1,4 +1,4 @@
-"""What the tests of this room share: two recorded processes that import the stack, and kernels."""
+"""What the tests of this room share: a recorded process that imports the stack, and kernels."""
 
 import contextlib
 import json
@@ -55,66 +55,6 @@ print("--- dtype")
 print(policy.model.dtype)
 """
 
-# Loads what no import order concerns, then forks: each child imports the rest of the stack in its own way.
-FORKS = """
-import datasets, huggingface_hub, pandas, sympy, tokenizers, torch, torch._inductor.lowering, torchao
-import json, os, sys, tempfile, warnings
-
-for name in ("trl", "transformers", "peft", "accelerate", "unsloth", "bitsandbytes"):
-    assert name not in sys.modules, name
-
-def import_first(first, with_kit):
-    if with_kit:
-        import rloo_kit
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        __import__(first)
-        import unsloth
-    import transformers
-    import trl.trainer.rloo_trainer as user
-    return {
-        "unsloth warns": any("should be imported before" in str(item.message) for item in caught),
-        "hooks": sum(type(hook).__name__ == "_UnslothFirst" for hook in sys.meta_path),
-        "same": user.transformers is transformers is sys.modules["transformers"],
-        "specs": bool(transformers.__spec__.origin and unsloth.__spec__.origin),
-    }
-
-def too_early():
-    sys.modules["trl"] = type(sys)("trl")  # as good as imported
-    import rloo_kit
-    try:
-        rloo_kit.prepare(dotenv=None)
-    except ImportError as error:
-        return f"{type(error).__name__}: {error}"
-
-def failing():
-    import rloo_kit
-    sys.modules["unsloth"] = None  # import unsloth now raises
-    refused = []
-    for name in ("transformers", "trl"):
-        try:
-            __import__(name)
-        except ImportError:
-            refused.append(name)
-    return refused
-
-def in_a_child(action, *arguments):
-    said, result = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
-    if (pid := os.fork()) == 0:
-        os.dup2(said.fileno(), 1)
-        os.dup2(1, 2)
-        print(json.dumps(action(*arguments)), file=result, flush=True)
-        sys.stdout.flush()
-        os._exit(0)
-    os.waitpid(pid, 0)
-    return {"said": said.seek(0) or said.read(), "result": json.loads(result.seek(0) or result.read() or "null")}
-
-children = {first: in_a_child(import_first, first, True) for first in ("unsloth", "transformers")}
-children["without the kit"] = in_a_child(import_first, "transformers", False)
-children |= {"too early": in_a_child(too_early), "failing": in_a_child(failing)}
-print(json.dumps(children))
-"""
-
 
 @pytest.fixture(scope="session")
 def first_cells(script: Any, made_once: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
@@ -129,23 +69,13 @@ def first_cells(script: Any, made_once: Any, tmp_path_factory: pytest.TempPathFa
             "torch transformers accelerate trl peft unsloth datasets matplotlib IPython",
             MINE="from-shell",
             PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64",
+            TOKENIZERS_PARALLELISM="true",
             XDG_CACHE_HOME=str(above),
         )
         cells = ("--- import\n" + done.stdout).split("--- ")[1:]
         return {"shown": dict(cell.split("\n", 1) for cell in cells), "stderr": done.stderr}
 
     return SimpleNamespace(**made_once("first_cells", run))
-
-
-@pytest.fixture(scope="session")
-def children(script: Any, made_once: Any) -> dict[str, Any]:
-    """By child: what it ``said`` on stdout and stderr, and its ``result``."""
-
-    def run() -> Any:
-        return json.loads(script(UNSET + FORKS).stdout)
-
-    record: dict[str, Any] = made_once("children", run)
-    return record
 
 
 @pytest.fixture(scope="module")

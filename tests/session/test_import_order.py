@@ -1,16 +1,23 @@
-"""import rloo_kit: the order of imports, the variables read at import, and the public names."""
+"""import rloo_kit: order and releases of what is imported, variables read at import, and the public names."""
 
 import ast
+import importlib.metadata
+import json
 import re
 import sys
+import tomllib
+import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import rloo_kit
-from rloo_kit.session import import_order
+from rloo_kit.session import import_order, versions
+from tests.conftest import ROOT, Script
+
+from .conftest import UNSET
 
 
 def test_import_rloo_kit_loads_nothing_heavy_and_a_look_up_gets_the_true_answer(first_cells: Any) -> None:
@@ -18,31 +25,64 @@ def test_import_rloo_kit_loads_nothing_heavy_and_a_look_up_gets_the_true_answer(
     assert first_cells.shown["look-up"].strip() == "True True False"
 
 
+IMPORT_FIRST = """
+import json, sys, warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    __import__(sys.argv[1])
+    import unsloth
+import transformers
+import trl.trainer.rloo_trainer as user
+print(json.dumps({
+    "unsloth warns": any("should be imported before" in str(item.message) for item in caught),
+    "hooks": sum(type(hook).__name__ == "_UnslothFirst" for hook in sys.meta_path),
+    "one module": user.transformers is transformers is sys.modules["transformers"],
+    "specs": bool(transformers.__spec__.origin and unsloth.__spec__.origin),
+}))
+"""
+
+
 @pytest.mark.parametrize("first", ["unsloth", "transformers"])
-def test_whichever_library_is_imported_first_unsloth_comes_before_it(first: str, children: Any) -> None:
-    said, result = children[first].values()
-    assert said == "", "silent also without prepare()"
-    assert (result["unsloth warns"], result["hooks"]) == (False, 0)
-    assert result["same"], "the module that unsloth patched is not the one that is used"
-    assert result["specs"]
-    assert children["without the kit"]["result"]["unsloth warns"], "the check can fail"
+def test_whichever_library_is_imported_first_unsloth_comes_before_it(first: str, script: Script) -> None:
+    done = script(f"{UNSET}import rloo_kit\n{IMPORT_FIRST}", first)
+    assert json.loads(done.stdout) == {"unsloth warns": False, "hooks": 0, "one module": True, "specs": True}
+    assert done.stderr == "", "silent also without prepare()"
 
 
-def test_a_library_imported_before_is_named_and_a_failed_import_leaves_the_hook(children: Any) -> None:
+def test_without_the_kit_unsloth_warns(script: Script) -> None:
+    """So that the test above can fail."""
+    assert json.loads(script(UNSET + IMPORT_FIRST, "transformers").stdout.splitlines()[-1])["unsloth warns"]
+
+
+TOO_EARLY = """
+import sys
+sys.modules["trl"] = type(sys)("trl")  # as good as imported
+import rloo_kit
+rloo_kit.prepare(dotenv=None)
+"""
+
+
+def test_a_library_imported_before_is_named_by_a_warning_and_by_prepare(script: Script) -> None:
+    said = script(TOO_EARLY, check=False).stderr
     todo = "restart the kernel and make `import rloo_kit` its first line"
-    for text in children["too early"].values():  # the warning at import, and prepare's error
-        assert re.search(f"(?s)unsloth has to be imported before.*trl came before rloo_kit.*{todo}", text)
-    assert children["failing"]["result"] == ["transformers", "trl"]
+    named = f"(?s)unsloth has to be imported before.*?trl came before rloo_kit.*?{todo}"
+    assert len(re.findall(named, said)) == 2
+    assert said.splitlines()[-3].startswith("rloo_kit.errors.ImportOrderError: ")
 
 
-def test_a_variable_that_is_set_already_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    settings = {"PYTORCH_ALLOC_CONF": import_order.Setting("x", "torch", "")}
-    monkeypatch.setattr(import_order, "settings", lambda: settings)
-    for name, empty in (("values_read", {}), ("set_by_user", set()), ("set_by_kit", {})):
-        monkeypatch.setattr(import_order, name, empty)
-    import_order.apply_settings()
-    assert (import_order.set_by_user, import_order.set_by_kit) == ({"PYTORCH_ALLOC_CONF"}, {})
+FAILING = """
+import sys, rloo_kit
+sys.modules["unsloth"] = None  # import unsloth now raises
+for name in ("transformers", "trl"):
+    try:
+        __import__(name)
+    except ImportError:
+        print(name)
+"""
+
+
+def test_a_failed_import_leaves_the_hook(script: Script) -> None:
+    assert script(FAILING).stdout == "transformers\ntrl\n"
 
 
 def test_no_other_room_writes_the_environment() -> None:
@@ -62,10 +102,6 @@ def test_the_names_that_type_checkers_see_are_those_that_load_when_used() -> Non
         rloo_kit.nothing  # noqa: B018
 
 
-class NVMLError(Exception):
-    """As pynvml raises it where there is no driver."""
-
-
 @pytest.mark.parametrize(
     ("megahertz", "bits", "gigabytes", "fused"),
     [(9751, 384, 936, "1"), (5001, 256, 320, "1"), (2619, 5120, 3350, None), (None, None, 0, "1")],
@@ -74,21 +110,37 @@ class NVMLError(Exception):
 def test_4_bit_products_are_for_memory_that_is_slow_by_the_data_sheet(
     megahertz: int | None, bits: int | None, gigabytes: int, fused: str | None, monkeypatch: Any
 ) -> None:
-    def start() -> None:
-        if megahertz is None:
-            raise NVMLError
-
-    nvml = {"NVMLError": NVMLError, "NVML_CLOCK_MEM": 2, "nvmlInit": start}
-    clocks, visible = [megahertz] * 2, "GPU-1" if megahertz == 5001 else "1"
-    nvml |= {
-        "nvmlDeviceGetHandleByIndex": {1: clocks}.get,
-        "nvmlDeviceGetHandleByUUID": {"GPU-1": clocks}.get,
-    }
-    nvml |= {
-        "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: gpu[0],
-        "nvmlDeviceGetMemoryBusWidth": lambda gpu: bits,
-    }
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**nvml))
-    assert import_order.gpu_bandwidth() == pytest.approx(gigabytes * 1e9, rel=0.01)
+    pynvml = Mock(NVMLError=RuntimeError)
+    pynvml.nvmlInit.side_effect = None if megahertz else RuntimeError
+    pynvml.nvmlDeviceGetMaxClockInfo.return_value = megahertz
+    pynvml.nvmlDeviceGetMemoryBusWidth.return_value = bits
+    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+    by_number, by_name = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+    for visible, first, asked in (("1,0", 1, by_number), ("GPU-1,GPU-2", "GPU-1", by_name)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert import_order.gpu_bandwidth() == pytest.approx(gigabytes * 1e9, rel=0.01)
+        assert [call.args for call in asked.call_args_list] == ([(first,)] if megahertz else [])
     assert import_order.settings()[import_order.FUSED_4BIT].value == fused
+
+
+DEPENDENCIES = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+
+
+def test_a_release_outside_its_range_is_warned_of_once_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed = dict(versions.TESTED)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: [*DEPENDENCIES, "trl==0; extra == 'x'"])
+    monkeypatch.setattr(versions, "version_of", installed.__getitem__)
+    versions.warn_once.cache_clear()
+    assert versions.outside() == {}, "what the tests ran on is within"
+    installed |= dict.fromkeys(installed, "0.0.1")
+    assert versions.outside().keys() == versions.TESTED.keys(), "every package has a range"
+    installed |= {**versions.TESTED, "torch": "2.15.0+cu130"}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        versions.warn_once()
+        versions.warn_once()
+    (text,) = (str(warning.message) for warning in caught)
+    assert text.startswith("torch 2.15.0+cu130 is outside ")
+    assert text.endswith("pytest tests/contract")

@@ -16,7 +16,9 @@ CPU, DEEPSPEED = {multi_process.CPU: "True"}, {"ACCELERATE_USE_DEEPSPEED": "true
 TWO = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
 MPI = {"OMPI_COMM_WORLD_SIZE": "2"}
 
-GIVEN: dict[str, tuple[dict[str, str], dict[str, Any], int, str]] = {
+# variables, settings; and of accelerate's state the processes and the type
+Launch = tuple[dict[str, str], dict[str, Any], int, str]
+GIVEN: dict[str, Launch] = {
     "a process alone": ({}, {}, 1, "NO"),
     "accelerate launch, one process": (LAUNCH | CPU, {}, 1, "NO"),
     "torchrun on CPUs": (TWO | CPU, {}, 2, "MULTI_CPU"),
@@ -27,7 +29,7 @@ GIVEN: dict[str, tuple[dict[str, str], dict[str, Any], int, str]] = {
     "FSDP by the launcher": (TWO | LAUNCH | {"ACCELERATE_USE_FSDP": "true"}, {}, 2, "FSDP"),
 }
 ON_CPUS = "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2"
-DOWNGRADED: dict[str, tuple[tuple[dict[str, str], dict[str, Any], int, str], tuple[str, ...]]] = {
+DOWNGRADED: dict[str, tuple[Launch, tuple[str, ...]]] = {
     "accelerate launch --cpu --num_processes 2 is one process": (
         (LAUNCH | CPU | {"MASTER_ADDR": "127.0.0.1"}, {}, 1, "NO"),
         ("several processes with DDP", "this is 1 with", ON_CPUS, "unset MASTER_ADDR"),

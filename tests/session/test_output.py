@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,12 +14,6 @@ from rloo_kit.session.output import quiet
 def test_a_long_name_keeps_its_beginning_and_its_end() -> None:
     assert output.shortened("a" * 26) == "a" * 26
     assert output.shortened("beginning" + "x" * 40 + "ending") == "beginningxxx…xxxxxxxending"
-
-
-def test_a_table_has_aligned_columns_and_a_rule_below_its_header() -> None:
-    rows, rule = [["MiB", "planned"], ["a < b", "12.5"], ["total", "12.5"]], "-" * 14
-    assert output.text_table(rows) == f"MiB    planned\n{rule}\na < b     12.5\ntotal     12.5"
-    assert output.text_table(rows, total=True).count(rule) == 2
 
 
 # --- the one output of a cell ---
@@ -76,15 +69,12 @@ def test_all_that_is_said_is_one_output_with_the_last_picture_above_it(
     assert [one["text/plain"] for one in notebook.outputs][1:] == ["another run"]
 
 
-def test_elsewhere_lines_are_printed_and_pictures_are_not_shown(
-    notebook: Cell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(output, "in_notebook", lambda: False)
+def test_elsewhere_lines_are_printed_and_pictures_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with output.one_output():
         output.say("step 1")
         output.show(b"picture")
         assert not output.shows_pictures()
-    assert (capsys.readouterr().out, notebook.outputs) == ("step 1\n", [])
+    assert capsys.readouterr().out == "step 1\n"
 
 
 def test_fast_steps_send_no_more_than_a_server_lets_through_and_the_last_line_is_shown(
@@ -98,28 +88,6 @@ def test_fast_steps_send_no_more_than_a_server_lets_through_and_the_last_line_is
         raise KeyboardInterrupt
     assert 20 < notebook.sent < 40
     assert notebook.outputs[0]["text/plain"].endswith("step 99")
-
-
-LIVE_CELL = """
-from rloo_kit.session import output
-with output.one_output():
-    for step in range(1, 4):
-        output.say(f"step {step}")
-        output.show(b"picture %d" % step)
-"""
-
-
-def test_an_executed_notebook_stores_one_output(tmp_path: Path) -> None:
-    import nbformat
-    from nbclient import NotebookClient
-
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(LIVE_CELL.strip())])
-    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    (stored,) = book.cells[0].outputs
-    assert stored.output_type == "display_data"
-    assert stored.data["text/plain"] == "step 1\nstep 2\nstep 3"
-    assert base64.b64encode(b"picture 3").decode() in stored.data["text/html"]
 
 
 # --- lines that are dropped ---

@@ -17,6 +17,7 @@ from rloo_kit import redact
 from rloo_kit.errors import ConfigError, VersionError
 from rloo_kit.session import import_order, prepare
 from rloo_kit.train import run_record
+from tests.memory.conftest import fake_cuda
 
 from .conftest import NO_PROXY, NOWHERE, SECRET
 
@@ -27,7 +28,8 @@ def test_prepare_shows_a_few_lines_and_sets_what_it_shows(first_cells: Any) -> N
     assert max(map(len, screen.splitlines())) < 100
     shown = ["device     cpu", "GiB free", "computes in float32", "hub        offline", "trl 1.15.0"]
     assert [text for text in (*shown, "2 set by .env", "set before") if text not in screen] == []
-    assert ["PYTORCH_ALLOC_CONF", "max_split_size_mb:64", "set before"] in state["variables"]
+    for name, value in (("PYTORCH_ALLOC_CONF", "max_split_size_mb:64"), ("TOKENIZERS_PARALLELISM", "true")):
+        assert [name, value, "set before"] in state["variables"]
     assert (state["UNSLOTH_CPU_BF16"], state["env.bf16"]) == ("0", False)
     assert first_cells.shown["dtype"].strip() == "torch.float32"
     assert state["env.offline"] is state["hub.offline"] is True, "set before the hub library reads it"
@@ -77,8 +79,7 @@ def test_a_cpu_computes_in_bfloat16_only_where_the_user_asked(monkeypatch: pytes
             assert prepare.compute_dtype() == dtype, value
 
 
-@pytest.fixture
-def nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def let_nothing_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {name: os.environ.get(name) for name in import_order.settings()}
     monkeypatch.setattr(import_order, "values_read", values)
 
@@ -88,20 +89,17 @@ def nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     [(True, "posix", "6.8.0", False), (False, "posix", "5-microsoft-WSL2", True), (True, "nt", "10", True)],
 )
 def test_on_a_gpu_its_dtype_is_shown_and_windows_driver_is_warned_of(
-    bf16: bool, system: str, release: str, spills: bool, nothing_is_late: None, monkeypatch: Any
+    bf16: bool, system: str, release: str, spills: bool, monkeypatch: Any
 ) -> None:
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "RTX 3060")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 2**33))
+    let_nothing_be_late(monkeypatch)
+    fake_cuda(monkeypatch)
     monkeypatch.setitem(sys.modules, "unsloth", SimpleNamespace(is_bfloat16_supported=lambda: bf16))
     monkeypatch.setattr(prepare, "platform", SimpleNamespace(uname=lambda: SimpleNamespace(release=release)))
     monkeypatch.setattr(prepare, "os", SimpleNamespace(name=system, environ=os.environ))
     on_gpu = prepare.prepare(dotenv=None, offline=True)
     assert (prepare.SPILLS in on_gpu.warnings) is spills
     assert f"computes in {'bfloat16' if bf16 else 'float16'}\n" in str(on_gpu)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    fake_cuda(monkeypatch, is_available=False)
     on_cpu = prepare.prepare(dotenv=None, offline=True)
     names = [{name for name, *_ in found.variables} for found in (on_gpu, on_cpu)]
     assert import_order.CPU_BF16 not in names[0], "of no effect on a GPU"
@@ -145,8 +143,7 @@ def test_a_second_prepare_shows_no_value_of_the_file_either(tmp_path: Path, monk
     file = dotenv(tmp_path, f"HF_HOME={VALUE}\nMINE={VALUE}\n")
     monkeypatch.setenv("MINE", VALUE)
     monkeypatch.setenv("HF_HOME", VALUE)
-    values = {name: os.environ.get(name) for name in import_order.settings()}
-    monkeypatch.setattr(import_order, "values_read", values)
+    let_nothing_be_late(monkeypatch)
     for path in (file, None):
         shown = prepare.prepare(path, offline=True)
         assert VALUE not in str(shown) + repr(shown) + repr(shown.variables)
@@ -175,15 +172,10 @@ def test_a_config_shows_and_stores_no_token_and_no_value_of_the_file(tmp_path: P
     model |= {"proxies": [{"https": token}]}
     how: dict[str, Any] = {"hub_token": token, "hub_model_id": f"{VALUE}/policy", "model_init_kwargs": model}
     config = rloo_kit.RLOOConfig(str(tmp_path / "run"), **how)
-    texts = (
-        repr(config),
-        str(config),
-        str(config.to_dict()),
-        config.to_json_string(),
-        str(pickle.dumps(config)),
-    )
-    assert [secret for secret in (token, model["token"], VALUE) if secret in "".join(texts)] == []
-    stored = pickle.loads(pickle.dumps(config))
+    pickled = pickle.dumps(config)
+    texts = f"{config!r} {config} {config.to_dict()} {config.to_json_string()} {pickled!r}"
+    assert [secret for secret in (token, model["token"], VALUE) if secret in texts] == []
+    stored = pickle.loads(pickled)
     assert (stored.num_generations, stored.model_init_kwargs["revision"], stored.hub_token) == (4, "v2", None)
     for copied in (copy.copy(config), copy.deepcopy(config)):
         assert (copied.hub_token, copied.model_init_kwargs) == (token, model)

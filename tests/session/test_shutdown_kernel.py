@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
-import shlex
 import subprocess
 import sys
 import time
@@ -47,6 +47,10 @@ def gone(pid: int) -> bool:
         return True
 
 
+def is_soon_gone(pid: int) -> bool:
+    return seconds_until(lambda: gone(pid), GONE_WITHIN_SECONDS) < GONE_WITHIN_SECONDS
+
+
 # --- runners and scripts ----------------------------------------------------------------------------------
 
 
@@ -76,70 +80,59 @@ class Page(NamedTuple):
     """A notebook page: a kernel that the server started."""
 
     kernel_id: str
-    client: Any
     pid: int
-
-    def run(self, *cells: str, history: bool = True) -> list[str]:
-        return run_cells(self.client, *cells, history=history)
-
-    def seconds_until_gone(self) -> float:
-        return seconds_until(lambda: gone(self.pid), GONE_WITHIN_SECONDS)
+    run: Callable[..., list[str]]
 
 
 @dataclass
 class Server:
-    """A running Jupyter server and the REST calls a page makes."""
+    """A running Jupyter server, and what asks it as a page does."""
 
     process: subprocess.Popen[bytes]
     log: Path
     token: str
-    url: str
+    api: httpx.Client
     clients: list[Any] = field(default_factory=list)
-
-    def ask(self, method: str, what: str, body: object = None) -> tuple[int, Any]:
-        headers = {"Authorization": f"token {self.token}"}
-        how: dict[str, Any] = {"json": body, "headers": headers, "timeout": 30, "trust_env": False}
-        answer = httpx.request(method, f"{self.url}api/{what}", **how)
-        return answer.status_code, answer.json() if answer.content else None
 
     def kernel_pids(self) -> list[int]:
         return [child.pid for child in psutil.Process(self.process.pid).children() if not gone(child.pid)]
 
     def listens(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
-            return self.ask("GET", "status")[0] == 200
+            return self.api.get("status").is_success
         return False
 
     def open_page(self, *, session: bool = True) -> Page:
         kernel, name = {"name": "python3"}, f"{uuid.uuid4().hex}.ipynb"
         body = {"path": name, "type": "notebook", "name": name, "kernel": kernel} if session else kernel
-        answer = self.ask("POST", "sessions" if session else "kernels", body)[1]
+        answer = self.api.post("sessions" if session else "kernels", json=body).json()
         kernel_id = (answer["kernel"] if session else answer)["id"]
         client = BlockingKernelClient(connection_file=find_connection_file(f"kernel-{kernel_id}.json"))
         self.clients.append(client)
         client.load_connection_file()
         client.start_channels(hb=False)  # by its heartbeat a kernel on a busy machine is dead
         client.wait_for_ready(timeout=60)
-        return Page(kernel_id, client, int(run_cells(client, "import os; print(os.getpid())")[0]))
+        run = functools.partial(run_cells, client)
+        return Page(kernel_id, int(run("import os; print(os.getpid())")[0]), run)
 
 
 @pytest.fixture(scope="module")
 def server(jupyter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder, token = tmp_path_factory.mktemp("server"), uuid.uuid4().hex
     log = folder / "server.log"
-    command = [
-        sys.executable,
-        *shlex.split("-m jupyter_server --no-browser --allow-root --ip=127.0.0.1 --port=0"),
-    ]
+    options = "-m jupyter_server --no-browser --allow-root --ip=127.0.0.1 --port=0"
+    command = [sys.executable, *options.split()]
     with log.open("wb") as out:
         env = os.environ | {"JUPYTER_TOKEN": token}  # not an option: those are for all to see
         env["HTTP_PROXY"] = "http://127.0.0.1:9"  # no kernel asks it, nor shows it the token
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=out)
     file = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"jpserver-{process.pid}.json"
     seconds_until(lambda: file.exists() and file.read_text().endswith("}"), 30)
-    running = Server(process, log, token, json.loads(file.read_text())["url"])
-    seconds_until(running.listens, 30)  # it writes the file first
-    yield running
+    url, headers = json.loads(file.read_text())["url"], {"Authorization": f"token {token}"}
+    with httpx.Client(base_url=f"{url}api/", headers=headers, timeout=30, trust_env=False) as api:
+        running = Server(process, log, token, api)
+        seconds_until(running.listens, 30)  # it writes the file first
+        yield running
     for client in running.clients:
         client.stop_channels()  # else its context waits for its sockets
     children = psutil.Process(process.pid).children(recursive=True)
@@ -155,11 +148,11 @@ def test_on_a_server_the_kernel_is_soon_gone_and_stays_gone(server: Server) -> N
     pages = [server.open_page(), server.open_page(session=False)]
     pages[0].run(HUNG_THREAD)
     assert [page.run(SHUT_DOWN) for page in pages] == [[""], [""]]
-    assert all(page.seconds_until_gone() < GONE_WITHIN_SECONDS for page in pages)
+    assert all(is_soon_gone(page.pid) for page in pages)
     time.sleep(4)  # a server checks every 3 s whether a kernel has died, and then restarts it
     assert not psutil.Process(server.process.pid).children()
-    assert {server.ask("GET", f"kernels/{page.kernel_id}")[0] for page in pages} == {404}
-    assert server.ask("GET", "sessions") == (200, [])
+    assert {server.api.get(f"kernels/{page.kernel_id}").status_code for page in pages} == {404}
+    assert server.api.get("sessions").json() == []
     assert server.token not in server.log.read_text()
 
 
@@ -172,7 +165,7 @@ def test_cells_below_cancel_it_and_a_frontends_own_code_does_not(server: Server)
     again = f"{SHUT_DOWN}\nshutdown_kernel()\nimport time; time.sleep(2); print('to the end')"
     assert page.run(again) == ["to the end\n"], "a long cell is answered first"
     assert page.run("print('variables')", history=False) == ["variables\n"]
-    assert page.seconds_until_gone() < GONE_WITHIN_SECONDS
+    assert is_soon_gone(page.pid)
 
 
 def test_a_server_that_refuses_loses_the_process_all_the_same(server: Server) -> None:
@@ -182,11 +175,11 @@ def test_a_server_that_refuses_loses_the_process_all_the_same(server: Server) ->
         "k._find_server = lambda: {**real, 'token': 'wrong'}",
     )
     assert page.run(SHUT_DOWN) == [""]
-    assert page.seconds_until_gone() < GONE_WITHIN_SECONDS
+    assert is_soon_gone(page.pid)
     assert seconds_until(lambda: server.kernel_pids() not in ([], [page.pid]), 15) < 15, (
         "it starts a fresh one"
     )
-    server.ask("DELETE", f"kernels/{page.kernel_id}")
+    server.api.delete(f"kernels/{page.kernel_id}")
 
 
 def test_a_kernel_that_its_server_does_not_know_is_left_alone(server: Server) -> None:
@@ -217,4 +210,4 @@ def test_a_kernel_of_vs_code_lets_go_of_models_and_ends_after_its_cell(tmp_path:
         assert run(HUNG_THREAD) == run(STAND_IN_TORCH + freed) == run(SHUT_DOWN) == ""
         assert seconds_until((tmp_path / "freed").exists, 15) < 15
         assert not gone(pid), "freed by the end of the process, which this is not about"
-        assert seconds_until(lambda: gone(pid), GONE_WITHIN_SECONDS) < GONE_WITHIN_SECONDS
+        assert is_soon_gone(pid)
