@@ -6,7 +6,10 @@ Shapes are those of the checkpoints' config.json.  Token ids are owned by :mod:`
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rewards.thinking import OPEN, QWEN3, ThinkTokens
@@ -56,9 +59,7 @@ class Checkpoint:
     positions: int = 40960  # tokens that the position embedding knows (max_position_embeddings)
     family: str = "qwen3"  # transformers' model_type
     four_bit: bool = True  # whether it is of use in 4 bit; one too small for that is loaded in 16
-    temperature: float = (
-        1.0  # to sample it in training: RLOOConfig(temperature=policy.checkpoint.temperature)
-    )
+    temperature: float = 1.0  # to sample it in training
     form: Form = "boxed"  # to ask it for answers, one of rewards.FORMS; a task that is given the policy does
     license: str | None = None  # of the weights, as the hub writes it; None where the kit does not know
     uncounted: str = ""  # what its layers have that the memory plan has no formula for
@@ -170,6 +171,25 @@ def find(name: str) -> Checkpoint | None:
         if name.lower() in ids | {str(checkpoint.four_bit_repository).lower()}:
             return checkpoint
     return None
+
+
+MADE_HERE = {"tiny-qwen3": "tiny", "smollm2-135m": "smollm2-135m"}
+"""Folder in the user's cache, before its hash -> catalogue name, of what is made on this machine."""
+
+
+def of_base(base: str) -> Checkpoint | None:
+    """The checkpoint that an adapter names as its base, on this machine or another's; None outside the catalogue."""
+    made = re.fullmatch(r"(.+)-[0-9a-f]{12}", Path(base).name)
+    return find(MADE_HERE.get(made[1], "") if made else "") or find(lasting_name(base))
+
+
+def lasting_name(base: str) -> str:
+    """A base as an adapter is to name it: a folder in the hub's cache by its hub id, any other by its whole path."""
+    if not Path(base).is_dir():
+        return base
+    whole = os.path.realpath(base)
+    of_hub = re.search(r"models--([^/\\]+)--([^/\\]+)[/\\]snapshots[/\\]", whole)
+    return "/".join(of_hub.groups()) if of_hub else whole
 
 
 def nearest(name: str) -> list[str]:

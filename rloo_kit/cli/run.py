@@ -16,7 +16,7 @@ from rloo_kit.cli import reward_entries
 from rloo_kit.cli.config import Config
 from rloo_kit.errors import ConfigError
 from rloo_kit.evaluation.evaluate import SAMPLING, Evaluation, evaluate
-from rloo_kit.memory.cards import first_run
+from rloo_kit.memory import cards
 from rloo_kit.memory.hardware import device_of
 from rloo_kit.policy import load
 from rloo_kit.policy.load import load_policy
@@ -109,9 +109,9 @@ def check_place(config: Config) -> None:
     """Check that the adapter can be written where it is to be, before a run and not after it."""
     if config.save is None:
         return
-    target, base = Path(config.save).expanduser().resolve(), config.policy.get("model_name", "tiny")
+    target, name = Path(config.save).expanduser().resolve(), load.settled(config.policy).name or "tiny"
     with config.at("save"):
-        check_target(target, "", base_named(str(config.policy.get("name", base))))
+        check_target(target, "", base_named(name))
         if Path(str(config.args.output_dir)).expanduser().resolve().is_relative_to(target):
             what = "the run writes its checkpoints into this folder, and the adapter would replace them"
             raise ConfigError(what, todo="name a folder of its own, such as out/adapter")
@@ -130,5 +130,5 @@ def planned(config: Config, card: str | None = None, prompt_tokens: int | None =
         shape |= {"lora_rank": settled.lora["r"], "target_modules": settled.lora["target_modules"]}
     vllm = {"fast_inference", "gpu_memory_utilization"} & settled.further.keys()
     shape |= {name: settled.further[name] for name in vllm}
-    name = settled.name or (first_run(device)[0] if device.on_gpu else "tiny")
+    name, _ = cards.chosen(settled.name, settled.four_bit, device)
     return rloo_kit.plan(name, config.args_for(name, None, device), device, **shape)

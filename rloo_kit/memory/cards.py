@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,23 @@ FIT_COMPLETION_TOKENS = 1024
 """What completions have room for by default: shorter ones cut off a thinking model's thought."""
 
 
+def chosen(
+    name: str | os.PathLike[str] | None, four_bit: bool | None, card: str | Device | None = None
+) -> tuple[str | os.PathLike[str], bool | None]:
+    """What None, for a first run, and "largest" stand for on a device, and whether that is to think."""
+    if name is not None and name != "largest":
+        return name, None
+    device = device_of(card)
+    if not device.on_gpu:
+        return "tiny", None
+    if name is None:
+        return first_run(device, four_bit is not False)
+    return fit(device, load_in_4bit=four_bit is not False).model.checkpoint.name, None
+
+
 def first_run(card: str | float | Device | None = None, load_in_4bit: bool = True) -> tuple[str, bool | None]:
     """The checkpoint for a first run on a card, and its ``thinking``: an instruct model where it fits, else a smaller
-    one that does not think; a hybrid Qwen3's thoughts are too long, and a truncated completion cannot be right."""
+    one that does not think; a hybrid Qwen3's thoughts are too long, and a truncated completion counts as wrong."""
     planned = plan("qwen3-4b-instruct", card=card, load_in_4bit=load_in_4bit)
     planned = planned.with_settings(max_completion_length=FIT_COMPLETION_TOKENS)
     is_whole = planned.sampled_rows == planned.settings.batch_rows

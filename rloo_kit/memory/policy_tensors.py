@@ -121,9 +121,10 @@ def taken_apart(policy: Plannable) -> tuple[AnyModel | None, Checkpoint, dict[st
     if isinstance(policy, Checkpoint):
         return None, policy, {}
     if isinstance(policy, str | os.PathLike):
-        file = Path(policy).expanduser() / "adapter_config.json"
+        named = Path(os.path.expanduser(policy))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+        file = named / "adapter_config.json"
         if not file.is_file():
-            return None, checkpoint_of(os.fspath(policy)), {}
+            return None, checkpoint_of(str(named) if named.is_dir() else os.fspath(policy)), {}
         adapter = json.loads(file.read_text())
         own = {"lora_rank": adapter["r"], "reference_copy": True}
         return None, checkpoint_of(adapter["base_model_name_or_path"]), own
@@ -136,22 +137,24 @@ def taken_apart(policy: Plannable) -> tuple[AnyModel | None, Checkpoint, dict[st
             where="plan(policy, config)",
             todo="give what load_policy returns, a model, or a name such as 'qwen3-4b'",
         )
-    folder = Path(loaded.name_or_path)
-    # A folder by its name: tables are stored with notebooks, and paths are private.
-    name = folder.name if folder.is_dir() else str(loaded.name_or_path)
-    return loaded, models.checkpoint_from_config(name, loaded.config, None), {}
+    return loaded, models.checkpoint_from_config(_public(str(loaded.name_or_path)), loaded.config, None), {}
+
+
+def _public(name: str) -> str:
+    """A folder by its name: tables are stored with notebooks, and paths are private."""
+    return Path(name).name if Path(name).is_dir() else name
 
 
 def checkpoint_of(name: str) -> Checkpoint:
     """The shape behind a name: the catalogue, a folder, or the hub's cache."""
-    if (known := models.find(name)) is not None:
+    if (known := models.of_base(name)) is not None:
         return known
     if "/" in name or Path(name).is_dir():
         from transformers import AutoConfig
 
         with contextlib.suppress(OSError):  # neither a folder with a config.json nor in the cache
-            config = AutoConfig.from_pretrained(Path(name).expanduser().as_posix(), local_files_only=True)
-            found = models.checkpoint_from_config(name, config, None)
+            config = AutoConfig.from_pretrained(name, local_files_only=True)
+            found = models.checkpoint_from_config(_public(name), config, None)
             if not found.uncounted:
                 return found
             families = " and ".join(sorted({known.family for known in models.CATALOGUE.values()}))
@@ -164,5 +167,5 @@ def checkpoint_of(name: str) -> Checkpoint:
     raise PolicyNotFoundError(
         f"no shape is known for {name!r}",
         where="plan, which looks into the catalogue, folders and the hub's cache, and downloads nothing",
-        todo=f"did you mean {near}? Otherwise load it once and plan with the policy",
+        todo=f"did you mean {near}? rloo_kit.fit() plans the largest; else load it once, and plan with the policy",
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -125,9 +124,3 @@ def _write_smollm2(folder: Path) -> None:
 TINY = Bundled("tiny-qwen3", _hash_of_data, _write_tiny)
 SMOLLM2 = Bundled("smollm2-135m", lambda: SHA256, _write_smollm2)  # needs its package only until it is made
 BUNDLED = {"tiny": TINY, "smollm2-135m": SMOLLM2}  # by their names in the catalogue
-
-
-def made_here(base: str) -> str | None:
-    """The catalogue entry that a base is, made on this machine or another; None for any other base."""
-    named = re.fullmatch(r"(.+)-[0-9a-f]{12}", Path(base).name)
-    return next((name for name, bundled in BUNDLED.items() if named and bundled.name == named[1]), None)

@@ -17,9 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RLOOKitError
-from rloo_kit.memory import cards
-from rloo_kit.models import CATALOGUE, Checkpoint, checkpoint_from_config, find, nearest
-from rloo_kit.policy.bundled import BUNDLED, made_here
+from rloo_kit.models import (
+    CATALOGUE,
+    Checkpoint,
+    checkpoint_from_config,
+    find,
+    lasting_name,
+    nearest,
+    of_base,
+)
+from rloo_kit.policy.bundled import BUNDLED
 from rloo_kit.session import output
 from rloo_kit.session.prepare import within
 
@@ -44,19 +51,6 @@ class Source:
     checkpoint: Checkpoint | None
     base: str  # folder or hub id of the weights: those below an adapter, else the path
     is_adapter: bool = False
-
-
-def named_for_device(name: Place | None, four_bit: bool | None) -> tuple[Place, bool | None]:
-    """What None, for a first run, and "largest" stand for on this machine, and whether that is to think."""
-    import torch
-
-    if name is not None and name != "largest":
-        return name, None
-    if not torch.cuda.is_available():
-        return "tiny", None
-    if name is None:
-        return cards.first_run(load_in_4bit=four_bit is not False)
-    return cards.fit(load_in_4bit=four_bit is not False).model.checkpoint.name, None
 
 
 def resolve(name: Place, four_bit: bool | None, token: str | None = None, **place: Any) -> Source:
@@ -101,8 +95,9 @@ def _may_be_on_hub(name: str) -> bool:
 
 def _of_folder(folder: str) -> Source:
     base, is_adapter = base_named(folder), Path(folder, ADAPTER_CONFIG).is_file()
-    if is_adapter and (bundled := made_here(base)):
-        return Source(folder, CATALOGUE[bundled], str(BUNDLED[bundled].checkpoint()), True)
+    known = of_base(base)
+    if is_adapter and known and known.name in BUNDLED:
+        return Source(folder, known, str(BUNDLED[known.name].checkpoint()), True)
     what = todo = ""
     if not is_adapter and not Path(folder, "config.json").is_file():
         what = f"the folder holds neither a checkpoint nor an adapter: no config.json and no {ADAPTER_CONFIG}"
@@ -112,7 +107,7 @@ def _of_folder(folder: str) -> Source:
         todo = f"put the base there, or write its folder or hub id into {ADAPTER_CONFIG}, {BASE}"
     if what:
         raise PolicyNotFoundError(what, where=f"load_policy({folder!r})", todo=todo)
-    return Source(folder, find(lasting_name(base)), base, is_adapter)
+    return Source(folder, known, base, is_adapter)
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -137,21 +132,10 @@ def base_named(name: Place) -> str:
     return str(read(config).get(BASE) or "") if config.is_file() else str(expanded(name))
 
 
-def lasting_name(base: str) -> str:
-    """A base as an adapter is to name it: a folder in the hub's cache by its hub id, any other by its whole path."""
-    if not Path(base).is_dir():
-        return base
-    whole = os.path.realpath(base)
-    of_hub = re.search(r"models--([^/\\]+)--([^/\\]+)[/\\]snapshots[/\\]", whole)
-    return "/".join(of_hub.groups()) if of_hub else whole
-
-
 def checkpoint_of_model(model: PeftModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
     """The checkpoint that a loaded model is of: of the catalogue by its name, or by its config."""
-    name = lasting_name(base_of(model))
-    return find(made_here(name) or name) or checkpoint_from_config(
-        name, model.config, tokenizer.chat_template
-    )
+    base = base_of(model)
+    return of_base(base) or checkpoint_from_config(lasting_name(base), model.config, tokenizer.chat_template)
 
 
 def trained_length(source: Source, further: Mapping[str, Any]) -> int | None:

@@ -166,7 +166,7 @@ def test_a_policy_knows_its_length_and_both_modes(policy: rloo_kit.Policy) -> No
 
 
 LINES = (
-    # Why rloo_kit.policy.tokenizer.complete takes it out.
+    # Why rloo_kit.policy.policy.complete takes it out.
     ("unsloth_zoo/tokenizer_utils.py", "model.generation_config.update(max_length"),
     # Why train.trainer.in_its_precision is of no effect on a GPU: TRL's cast of the LoRA to bfloat16 is taken out.
     ("unsloth/models/rl.py", '"if _is_quantized_model:",\n        "if False:",'),

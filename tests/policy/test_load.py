@@ -16,7 +16,7 @@ from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
 from rloo_kit.policy import load as loading
 from rloo_kit.policy import resolve
 from rloo_kit.policy.bundled import TINY
-from rloo_kit.policy.tokenizer import complete
+from rloo_kit.policy.policy import complete
 from rloo_kit.session import prepare
 from tests.conftest import random_rewards
 from tests.memory.conftest import fake_cuda

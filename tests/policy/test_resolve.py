@@ -14,7 +14,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
 from rloo_kit.errors import PolicyNotFoundError
-from rloo_kit.models import CATALOGUE
+from rloo_kit.models import CATALOGUE, lasting_name
 from rloo_kit.policy import resolve as names
 from rloo_kit.policy.bundled import TINY
 
@@ -165,8 +165,8 @@ def test_a_base_is_named_so_that_it_is_found_later(tmp_path: Path, monkeypatch: 
     snapshot.mkdir(parents=True)
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert names.lasting_name(str(snapshot)) == "unsloth/Qwen3-4B", "of the hub's cache, which may be cleaned"
-    assert names.lasting_name("mine") == str(tmp_path / "mine"), "whole, wherever a later cell works"
-    assert names.lasting_name("owner/name") == "owner/name"
+    assert lasting_name(str(snapshot)) == "unsloth/Qwen3-4B", "of the hub's cache, which may be cleaned"
+    assert lasting_name("mine") == str(tmp_path / "mine"), "whole, wherever a later cell works"
+    assert lasting_name("owner/name") == "owner/name"
     (snapshot / "config.json").touch()
     assert resolve(snapshot).checkpoint is CATALOGUE["qwen3-4b"]
