@@ -66,14 +66,12 @@ TONIGHT = {
 def tonight() -> str:
     from rloo_kit.cli.config import load_config
     from rloo_kit.cli.run import planned
-    from rloo_kit.memory.cards import first_run
     from rloo_kit.memory.duration import spelled
 
     sections = []
     for size, cards in TONIGHT.items():
-        file, suggested = f"configs/{size}gb.yaml", first_run(cards[0])[0]
-        rows = []
-        for own in ([f"policy.name={suggested}"], []):
+        file, rows = f"configs/{size}gb.yaml", []
+        for own in ([], ["policy.name=largest"]):
             config = load_config(ROOT / file, own)
             plans = [planned(config, card.lower()) for card in cards]
             s, shape = plans[0].settings, plans[0].model.checkpoint
@@ -89,7 +87,7 @@ def tonight() -> str:
         head = ("policy", "prompts x K", "tokens", "steps; evaluated", "memory", *cards)
         sections.append(
             f"### {' or '.join(cards)} ({size} GB): what to run tonight\n\n{markdown_table(head, rows)}\n\n"
-            f"`rloo-kit train {file} --set policy.name={suggested}`; without `--set` the largest that fits."
+            f"`rloo-kit train {file}`; for the second `--set policy.name=largest --set save=out/{size}gb/largest`."
         )
     return "\n\n".join(sections)
 

@@ -134,13 +134,25 @@ def test_a_continued_policy_keeps_a_copy_of_its_lora_as_reference(policy: Any) -
     assert formulas.REFERENCE not in tiny_plan(policy, beta=0.0).parts
 
 
-@pytest.mark.parametrize("base", ["qwen3-4b", "unsloth/Qwen3-4B-unsloth-bnb-4bit"])
-def test_a_saved_adapter_is_planned_from_its_base_with_a_copy_as_reference(tmp_path: Path, base: str) -> None:
+@pytest.mark.parametrize(
+    ("base", "name"),
+    [
+        ("qwen3-4b", "qwen3-4b"),
+        ("unsloth/Qwen3-4B-unsloth-bnb-4bit", "qwen3-4b"),
+        ("/home/somebody/.cache/rloo-kit/tiny-qwen3-0123456789ab", "tiny"),  # made on another machine
+    ],
+)
+def test_a_saved_adapter_is_planned_from_its_base_with_a_copy_as_reference(tmp_path, base, name):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, "r": 32}))
     planned = rloo_kit.plan(tmp_path, card="8GB")
-    assert planned.model.checkpoint is CATALOGUE["qwen3-4b"]
+    assert planned.model.checkpoint is CATALOGUE[name]
     assert planned.settings.lora_rank == 32
     assert planned.parts[formulas.REFERENCE] == planned.parts[formulas.LORA]
+
+
+def test_a_folder_is_planned_under_its_name_alone(tmp_path, qwen3_config):
+    qwen3_config(CATALOGUE["qwen3-0.6b"]).save_pretrained(tmp_path / "mine")
+    assert rloo_kit.plan(tmp_path / "mine", card="8GB").model.checkpoint.name == "mine", "paths are private"
 
 
 def test_a_shape_without_a_formula_is_refused_by_name(
