@@ -161,7 +161,16 @@ def draw_from_the_start(model: PreTrainedModel) -> None:
 
 
 KEPT = (
-    *("step", "reward", "kl", "entropy", "grad_norm", "learning_rate", "dead_groups", "frac_reward_zero_std"),
+    *(
+        "step",
+        "reward",
+        "kl",
+        "entropy",
+        "grad_norm",
+        "learning_rate",
+        "zero_variance_groups",
+        "frac_reward_zero_std",
+    ),
     *(
         "clip_ratio/region_mean",
         "completions/mean_length",

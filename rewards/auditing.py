@@ -22,8 +22,8 @@ from rewards.trl_interface import Aim, Reward, Scores, call_reward, check_signat
 Outcome = Literal["exploit", "refusal", "error", "ok", "contested", "none"]
 Rows = list[tuple[str, ...]]
 TABLES: dict[str, Outcome] = {
-    "Exploits: paid, and should not be": "exploit",
-    "Refusals: right, and not paid": "refusal",
+    "Exploits: wrong, but rewarded": "exploit",
+    "Refusals: right, but not rewarded": "refusal",
 }
 SHOWN = 10  # cases of a table
 WIDTH = 32  # characters of an example: its end

@@ -107,7 +107,7 @@ def total_rewards(
     return total if clip is None else total.clamp(*clip)
 
 
-def dead_groups(rewards: torch.Tensor) -> torch.Tensor:
+def zero_variance_groups(rewards: torch.Tensor) -> torch.Tensor:
     """Which groups of (groups, K) rewards carry no signal: scored ones are equal or fewer than two; (groups,) bool."""
     return (rloo(rewards) == 0).all(1)
 

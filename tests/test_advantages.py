@@ -144,7 +144,7 @@ def test_the_total_reward_is_a_weighted_sum_over_the_rewards_that_apply() -> Non
 
 def test_a_group_is_dead_where_its_scored_rewards_are_equal_or_fewer_than_two() -> None:
     rewards = torch.tensor([[0.1, 0.1, NAN], [0.1, 0.2, NAN], [1.0, NAN, NAN], [NAN, NAN, NAN]])
-    assert advantages.dead_groups(rewards).tolist() == [True, False, True, True]
+    assert advantages.zero_variance_groups(rewards).tolist() == [True, False, True, True]
 
 
 @pytest.fixture(autouse=True)

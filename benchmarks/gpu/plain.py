@@ -140,8 +140,8 @@ def loss_of(
     found = advantages.find(settings.get("advantage_estimator", "rloo"))(paid)
     if settings.get("normalize_advantages"):
         found = advantages.normalized(found, ~scores.isnan())
-    if settings.get("skip_dead_groups"):
-        found = found.masked_fill(advantages.dead_groups(scores).unsqueeze(1), 0.0)
+    if settings.get("skip_zero_variance_groups"):
+        found = found.masked_fill(advantages.zero_variance_groups(scores).unsqueeze(1), 0.0)
     tokens, how = (
         torch.tensor([len(row) for row in now]),
         settings.get("loss_aggregation", "seq-mean-token-sum"),

@@ -113,12 +113,15 @@ class Comparison:
     def _shown(self) -> Iterator[tuple[str, str, str]]:
         for pair in self.pairs[: self.n]:
             change = "" if pair.change is None else f" ({pair.change:+.3f})"
-            before = self._side("before", pair.rewards[0], "", pair.before)
-            after = self._side("after", pair.rewards[1], change, pair.after)
+            before = self._side("before", pair.rewards[0], pair.correct[0], "", pair.before)
+            after = self._side("after", pair.rewards[1], pair.correct[1], change, pair.after)
             yield _shortened(question(pair.prompt), self.chars), before, after
 
-    def _side(self, name: str, reward: float | None, change: str, completion: Completion) -> str:
-        earned = "no reward" if reward is None else f"reward {reward:.3f}"
+    def _side(
+        self, name: str, reward: float | None, right: bool | None, change: str, completion: Completion
+    ) -> str:
+        judged = "no reward" if right is None else "right" if right else "wrong"
+        earned = judged if reward is None else f"reward {reward:.3f}"
         text = marked(completion, self.tokens, self.chars)
         return f"{name}: {earned}{change}, {len(completion.ids)} tokens\n{text}"
 

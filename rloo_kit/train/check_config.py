@@ -130,11 +130,11 @@ def doubts(args: trl.RLOOConfig) -> Iterator[str]:
     if args.beta and args.kl_placement != "loss" and args.use_bias_correction_kl:
         yield "use_bias_correction_kl has no effect on a KL term in the reward. Set kl_placement='loss'."
     by_spread = args.advantage_estimator == "grpo" and args.kl_placement != "loss"
-    if args.beta and by_spread and not args.skip_dead_groups:
+    if args.beta and by_spread and not args.skip_zero_variance_groups:
         yield (
             "advantage_estimator='grpo' divides by each group's spread, which in a group of equal rewards is that "
             "of the KL term alone: noise becomes a full-size advantage. Set kl_placement='loss' or "
-            "skip_dead_groups=True."
+            "skip_zero_variance_groups=True."
         )
     if args.warmup_steps >= 1 and 0 < args.max_steps <= args.warmup_steps:
         yield (

@@ -69,9 +69,9 @@ class RLOOConfig(Base):
     Added, less work or memory for the same update:
         single_pass: leave out the forward pass for the old log-probabilities where each generation batch is
             used once.  With beta in the reward, whole groups must fit a micro-batch for it.
-        skip_dead_groups: leave completions without a signal out of the training pass.  None: where beta is 0,
-            so that the update stays the same.  True drops dead groups (all advantages before the KL term are 0)
-            also where beta is above 0, and with them their KL term.  False trains on all.
+        skip_zero_variance_groups: leave completions without a signal out of the training pass.  None: where beta is 0,
+            so that the update stays the same.  True drops zero-variance groups (all advantages before the KL term are
+            0) also where beta is above 0, and with them their KL term.  False trains on all.
         fast_sampling: on a CPU, draw tokens by inverse CDF and stop computing completions that have ended
             (same distribution, a fraction of the time); on a GPU, read lm_head once a token, not once a completion.
         generation_rows: completions sampled at once, at most; the rest of the batch follows, slice by slice.  None: as
@@ -90,7 +90,7 @@ class RLOOConfig(Base):
         per_device_train_batch_size: Completions in one forward and backward pass. Lower it first when memory is short.
         gradient_accumulation_steps: Passes in one update. Batch x accumulation is a multiple of K.
         steps_per_generation: Passes between two rounds of sampling; None takes ``gradient_accumulation_steps``.
-        max_completion_length: Longest completion in tokens. A truncated completion cannot be right.
+        max_completion_length: Longest completion in tokens. A truncated completion counts as wrong.
         learning_rate: AdamW's, on the LoRA. The first setting to lower when a run goes wrong.
         beta: Weight of the KL term that holds the policy near the reference; 0 switches it off, and saves a pass.
         temperature: Sampling temperature. Below 1, a prompt's completions become alike and teach less;
@@ -113,7 +113,7 @@ class RLOOConfig(Base):
     importance_sampling_level: Literal["token", "sequence"] | None = None
     use_bias_correction_kl: bool = False
     single_pass: bool = Configured.single_pass
-    skip_dead_groups: bool | None = None
+    skip_zero_variance_groups: bool | None = None
     fast_sampling: bool = True
     generation_rows: int | None = None
     progress: bool = True
@@ -267,7 +267,7 @@ def check(args: trl.RLOOConfig) -> trl.RLOOConfig:
     """A configuration that the trainer was given, checked as it is now: read from a file, or changed since it was made.
     A plain ``trl.RLOOConfig`` comes back as a copy, with the kit's settings at what it means."""
     if not isinstance(args, RLOOConfig):
-        plain = {"kl_estimator": "k1", "skip_dead_groups": False, "live_plot": False, **PLAIN}
+        plain = {"kl_estimator": "k1", "skip_zero_variance_groups": False, "live_plot": False, **PLAIN}
         theirs, args = vars(args), copy.copy(args)
         vars(args).update({name: getattr(RLOOConfig, name) for name in OWN} | plain | theirs)
     check_config.checked({name: value for name, value in vars(args).items() if name in types()}, types())

@@ -26,7 +26,7 @@ class Signature(trl.RLOOConfig):
         importance_sampling_level: Literal["token", "sequence"] | None = None,
         use_bias_correction_kl: bool = False,
         single_pass: bool = True,
-        skip_dead_groups: bool | None = None,
+        skip_zero_variance_groups: bool | None = None,
         fast_sampling: bool = True,
         generation_rows: int | None = None,
         progress: bool = True,

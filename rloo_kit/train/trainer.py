@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rloo_kit import data_checks
-from rloo_kit.advantages import KL_ESTIMATORS, dead_groups, find, normalized, total_rewards
+from rloo_kit.advantages import KL_ESTIMATORS, find, normalized, total_rewards, zero_variance_groups
 from rloo_kit.memory import out_of_memory, plan
 from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.policy_tensors import reference_is_base
@@ -61,9 +61,10 @@ class RLOOTrainer(RolloutTrainer):
       beta is 0; where all weights are trained, the reference is the policy as given.
     - A 4-bit policy's LoRA stays in float32 on a CPU, as on a GPU.  A gradient that is not finite stops the run.
     - ``train(resume_from_checkpoint=True)`` takes the newest whole checkpoint and this configuration's learning rate.
-    - Passes and completions that do not change the update are left out (``single_pass``, ``skip_dead_groups``).
-    - Problems are reported once, with cause and remedy (:mod:`rloo_kit.watch.symptoms`).  The metric ``dead_groups`` is
-      the share of groups whose K raw rewards are equal, or whose completions are all cut and masked.
+    - Passes and completions that do not change the update are left out: ``single_pass``,
+      ``skip_zero_variance_groups``.
+    - Problems are reported once, with cause and remedy (:mod:`rloo_kit.watch.symptoms`).  The metric
+      ``zero_variance_groups`` is the share whose K raw rewards are equal, or whose completions are all masked.
 
     Args:
         model: a PEFT model, or the :class:`~rloo_kit.Policy` that holds one, with its tokenizer.
@@ -203,14 +204,15 @@ class RLOOTrainer(RolloutTrainer):
         if self._trains_on_all:
             return torch.ones(len(mask), dtype=torch.bool, device=mask.device)
         signal = advantages != 0
-        if self.beta:  # a row with advantage 0 still carries its KL term; one of a dead group is given up
+        if self.beta:  # a row with advantage 0 still carries its KL term; a zero-variance group's is given up
             signal = signal.any(1, keepdim=True).expand_as(advantages)
         live = self._of_this_process(signal.reshape(-1))
         return live if self.passes.advantages_wait else live & mask.any(1)  # groups that wait stay whole
 
     @property
     def _trains_on_all(self) -> bool:
-        return not (self.beta == 0 if self.args.skip_dead_groups is None else self.args.skip_dead_groups)
+        skips = self.args.skip_zero_variance_groups
+        return not (self.beta == 0 if skips is None else skips)
 
     def _kl(self, logps: torch.Tensor, ref_logps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Per-token KL estimates (rows, tokens), 0 where masked; logs their mean over tokens."""
@@ -227,7 +229,7 @@ class RLOOTrainer(RolloutTrainer):
             "reward": unclipped.nanmean(),
             "reward_std": nanstd(unclipped.view(-1)),
             "frac_reward_zero_std": spread.isclose(torch.zeros_like(spread)).float().mean(),
-            "dead_groups": (dead_groups(rewards) | all_masked).float().mean(),
+            "zero_variance_groups": (zero_variance_groups(rewards) | all_masked).float().mean(),
         }
         for name, column in zip(self.reward_func_names, scores.T, strict=True):
             metrics |= {f"rewards/{name}/mean": column.nanmean(), f"rewards/{name}/std": nanstd(column)}

@@ -79,7 +79,7 @@ class HealthCallback(TrainerCallback):
 COLUMNS = (
     ("reward", "reward", 8, "+.3f"),
     ("spread", "reward_std", 7, ".3f"),
-    ("dead", "dead_groups", 5, ".0%"),
+    ("0-var", "zero_variance_groups", 6, ".0%"),
     ("kl", "kl", 8, ".4f"),
     ("length", "completions/mean_length", 7, ".0f"),
     ("cut", "completions/clipped_ratio", 5, ".0%"),

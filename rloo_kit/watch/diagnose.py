@@ -17,7 +17,7 @@ from rewards.trl_interface import Judges
 from rloo_kit.errors import ConfigError
 from rloo_kit.session.output import shortened
 from rloo_kit.watch.read_run import Source, read_run
-from rloo_kit.watch.statistics import ALIKE, DEAD_SHARE, MEMORY, WINDOW, Log, column, term
+from rloo_kit.watch.statistics import ALIKE, MEMORY, WINDOW, ZERO_VARIANCE, Log, column, term
 from rloo_kit.watch.symptoms import COLLAPSE_SURE, GOOD, Episodes, Finding
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FEW_STEPS = 10  # most rules compare windows of entries, and have not spoken before
 FIGURES = (
-    *("reward", "reward_std", "dead_groups", "frac_reward_zero_std", "kl", "entropy"),
+    *("reward", "reward_std", "zero_variance_groups", "frac_reward_zero_std", "kl", "entropy"),
     *("completions/mean_length", "completions/clipped_ratio", "grad_norm"),
 )
 """What a report shows of a run, followed by the mean of each reward function."""
@@ -45,9 +45,7 @@ class Diagnosis:
     first_step: int
     last_step: int
     figures: dict[str, tuple[float, float]]  # metric: its mean over the first and over the last entries
-    dead_share: float = (
-        math.nan
-    )  # of groups with equal rewards, which gave no gradient; NaN where the log has none
+    zero_variance_share: float = math.nan  # of groups, which gave no gradient; NaN where the log has none
     notes: tuple[str, ...] = ()  # on what was sampled for nothing, how wide chance is, and what was assumed
 
     @property
@@ -59,7 +57,7 @@ class Diagnosis:
         head = "healthy: nothing found"
         if self.findings:
             head = f"{len(self.findings)} finding{'s' if len(self.findings) > 1 else ''}"
-        elif self.dead_share == 1:  # a constant reward is known as one after more steps
+        elif self.zero_variance_share == 1:  # a constant reward is known as one after more steps
             head = "nothing learned, and too few steps to say why: every reward of a group was equal"
         elif self.last_step - self.first_step < FEW_STEPS - 1:
             head = f"nothing found, and fewer than {FEW_STEPS} steps show little"
@@ -119,18 +117,18 @@ def diagnose(
         first_step=log.entries[0]["step"],
         last_step=log.entries[-1]["step"],
         figures={name: (first.mean(name), last.mean(name)) for name in metrics if last.values(name).size},
-        dead_share=log.mean(DEAD_SHARE),
+        zero_variance_share=log.mean(ZERO_VARIANCE),
         notes=tuple(filter(None, notes)),
     )
 
 
 def notes_on(log: Log) -> Iterator[str]:
-    """What a report says of a run, sick or not: its dead groups, and how wide chance is."""
-    if log.values(DEAD_SHARE).size:
-        dead, step_time = column(log.entries, DEAD_SHARE), column(log.entries, "step_time")
+    """What a report says of a run, sick or not: its zero-variance groups, and how wide chance is."""
+    if log.values(ZERO_VARIANCE).size:
+        share, step_time = column(log.entries, ZERO_VARIANCE), column(log.entries, "step_time")
         seconds = step_time * log.stride * log.known.updates
-        cost = f"{np.nanmean(dead):.0%} of the completions were in dead groups and gave no gradient of the reward"
-        times = f"; about {clock(np.nansum(seconds * dead))} of {clock(np.nansum(seconds))}"
+        cost = f"{np.nanmean(share):.0%} of the completions were in zero-variance groups: no gradient of the reward"
+        times = f"; about {clock(np.nansum(seconds * share))} of {clock(np.nansum(seconds))}"
         yield cost + (times if log.values("step_time").size else "")
     count = min(WINDOW, max(1, len(log) // 2))
     window, earlier = log[-count:], log[-MEMORY:-count]

@@ -10,14 +10,24 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.session.output import shortened, shown_figure
 from rloo_kit.watch.read_run import Source, read_run
-from rloo_kit.watch.statistics import CUT_SHARE, DEAD_SHARE, Entry, Figures, Known, Log, column, rounds, term
+from rloo_kit.watch.statistics import (
+    CUT_SHARE,
+    ZERO_VARIANCE,
+    Entry,
+    Figures,
+    Known,
+    Log,
+    column,
+    rounds,
+    term,
+)
 from rloo_kit.watch.symptoms import Episodes, Finding
 
 if TYPE_CHECKING:
@@ -38,13 +48,13 @@ CURVES = (
     # metric, panel, unit, label, colour, dash; the terms of the reward stand behind it
     ("reward", "Reward", "reward", "mean reward", BLUE, "-"),
     ("eval_reward", "Reward", "reward", "held out", "black", POINTS),
-    (DEAD_SHARE, "Lost samples", "%", "zero-variance groups", RED, "-"),
-    (CUT_SHARE, "Lost samples", "%", "truncated completions", BLUE, "--"),
+    (ZERO_VARIANCE, "Lost samples", "%", "zero-variance groups", "black", "-"),
+    (CUT_SHARE, "Lost samples", "%", "truncated completions", "0.5", "--"),
     ("entropy", "Policy", "nats per token", "entropy", GREEN, "-"),
     ("kl", "Policy", "nats per token", "KL to the reference", PINK, "--"),
 )
 AS_TEXT = (*CURVES, ("completions/mean_length", "Length", "tokens", "length", "", ""))
-TERMS = ((RED, "--"), (GREEN, ":"), (PINK, "-."), (ORANGE, "--"), (SKY, ":"))
+TERMS = ((RED, "--"), (ORANGE, ":"), (SKY, "-."), (GREEN, "--"), (PINK, ":"))
 
 
 @dataclass(frozen=True)
@@ -142,7 +152,7 @@ def _curve(
     entries: Sequence[Entry], metric: str, panel: str, unit: str, label: str, colour: str, dash: str
 ) -> list[Curve]:
     values = column(entries, metric) * (100 if unit == "%" else 1)
-    if metric == DEAD_SHARE and not any("dead_groups" in entry for entry in entries):
+    if metric == ZERO_VARIANCE and not any("zero_variance_groups" in entry for entry in entries):
         label += ", by TRL's count"  # after the KL term
     known = np.flatnonzero(~np.isnan(values))
     steps = np.array([entries[i]["step"] for i in known.tolist()])
@@ -201,12 +211,14 @@ def _draw_panel(axis: Axes, panel: Sequence[Curve], log: Log) -> None:
             error, (low, high) = 2 * log.error("reward", log[-curve.window :]), log.range()
             # How far down a reward goes that can be negative is not known.
             band = np.clip([curve.means - error, curve.means + error], low if low == 0.0 else None, high)
-            axis.fill_between(curve.steps, *band, color=curve.colour, alpha=0.18, linewidth=0)
+            band_look: dict[str, Any] = {"color": curve.colour, "alpha": 0.18, "linewidth": 0}
+            axis.fill_between(curve.steps, *band, **band_look, label="two standard errors")
         look = f"{curve.dash}." if len(curve.steps) <= 30 else curve.dash
         width, label = 2.0 if curve.dash == "-" else 1.5, f"{shortened(curve.label, 30)}  {curve.ends}"
         axis.plot(curve.steps, curve.means, look, color=curve.colour, linewidth=width, label=label)
-    unit = panel[0].unit
-    axis.set_title(panel[0].panel, loc="left", fontsize=9, fontweight="bold")
+    unit, smoothed = panel[0].unit, panel[0].window > 1
+    title = panel[0].panel + f", mean of {panel[0].window}" * smoothed
+    axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
     axis.set_ylabel(unit, fontsize=8)
     if unit == "%":
         axis.set_ylim(-4, 104)  # a line at 0 or 100 stays clear of the frame
@@ -218,4 +230,6 @@ def _draw_panel(axis: Axes, panel: Sequence[Curve], log: Log) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     # Beside the title, where no curve can run under it.
     columns = 4 if len(panel) < 3 else 2
-    axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, frameon=False, fontsize=7)
+    axis.legend(
+        loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, frameon=False, fontsize=7, handlelength=3
+    )

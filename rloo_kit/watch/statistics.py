@@ -26,7 +26,7 @@ Entry = dict[str, Any]
 Figures = npt.NDArray[np.float64]
 RATIO = "clip_ratio/region_mean"
 CUT_SHARE = "completions/clipped_ratio"
-DEAD_SHARE = "share of dead groups"
+ZERO_VARIANCE = "share of zero-variance groups"
 
 WINDOW = 5  # log entries that stand for "now": at 8 completions each, 40, which give a share to within +-0.15
 MEMORY = 100  # entries that a rule looks back
@@ -48,17 +48,25 @@ ANSWERS = (
 def rounds(history: Iterable[Entry]) -> list[Entry]:
     """One entry per batch of completions; those without a score count where the run has no others.
 
-    Further updates on a batch (``num_iterations``) log no reward; their clip ratios, the only ones that are not 0, are
-    taken into the batch's entry.
+    Further updates on a batch (``num_iterations``) log no reward.  The batch's entry takes the highest of their clip
+    ratios, the only ones that are not 0, and the mean time of a step.
     """
-    batches: list[Entry] = []
+    batches: list[list[Entry]] = []
     for entry in history:
-        if "reward" in entry and (entry["reward"] is not None or _dead_share(entry) is not None):
-            batches.append(entry)
+        if "reward" in entry and (entry["reward"] is not None or _zero_variance(entry) is not None):
+            batches.append([entry])
         elif batches and RATIO in entry:
-            highest = max(batches[-1].get(RATIO) or 0.0, entry[RATIO] or 0.0)
-            batches[-1] = {**batches[-1], RATIO: highest}
-    return [entry for entry in batches if entry["reward"] is not None] or batches
+            batches[-1].append(entry)
+    entries = [_of_batch(*updates) for updates in batches]
+    return [entry for entry in entries if entry["reward"] is not None] or entries
+
+
+def _of_batch(first: Entry, *further: Entry) -> Entry:
+    if not further:
+        return first
+    ratio = max(entry.get(RATIO) or 0.0 for entry in (first, *further))
+    times = [entry["step_time"] for entry in (first, *further) if "step_time" in entry]
+    return {**first, RATIO: ratio} | ({"step_time": sum(times) / len(times)} if times else {})
 
 
 def term(name: str) -> str:
@@ -73,15 +81,15 @@ def _spread_name(reward: str) -> str:
     return "reward_std" if reward == "reward" else reward.removesuffix("/mean") + "/std"
 
 
-def _dead_share(entry: Entry) -> float | None:
-    return entry.get("dead_groups", entry.get("frac_reward_zero_std"))
+def _zero_variance(entry: Entry) -> float | None:
+    return entry.get("zero_variance_groups", entry.get("frac_reward_zero_std"))
 
 
 def column(entries: Sequence[Entry], metric: str) -> Figures:
-    """(entries,) a metric, NaN where it is missing or not finite; DEAD_SHARE is the kit's count, or TRL's."""
+    """(entries,) a metric, NaN where it is missing or not finite; ZERO_VARIANCE is the kit's count, or TRL's."""
     values: list[float | None] = [entry.get(metric) for entry in entries]
-    if metric == DEAD_SHARE:  # TRL counts after the KL term, by which rewards differ
-        values = [1.0 if entry.get("reward_std") == 0.0 else _dead_share(entry) for entry in entries]
+    if metric == ZERO_VARIANCE:  # TRL counts after the KL term, by which rewards differ
+        values = [1.0 if entry.get("reward_std") == 0.0 else _zero_variance(entry) for entry in entries]
     figures = np.array(values, dtype=np.float64)
     figures[np.isinf(figures)] = math.nan
     return figures
@@ -93,15 +101,11 @@ class Known:
 
     completions: int = COMPLETIONS  # per update, or per generation batch where that is more
     groups: int = 1  # likewise
-    weights: tuple[float, ...] | None = (
-        None  # of the reward functions, in the log's order; None where unknown
-    )
+    weights: tuple[float, ...] | None = None  # of the reward functions, in the log's order
     args: trl.RLOOConfig | None = None
     updates: int = 1  # per generation batch: num_iterations, steps_per_generation
     batches: int = 1  # generation batches per update; a reward's logged spread is that within one
-    judges: Mapping[str, Judges] = field(
-        default_factory=dict
-    )  # by metric name; rules that need it skip others
+    judges: Mapping[str, Judges] = field(default_factory=dict)  # by metric name
 
     @classmethod
     def of(cls, args: trl.RLOOConfig, judges: Mapping[str, Judges] | None = None) -> Known:
@@ -120,13 +124,12 @@ class Known:
 
     @classmethod
     def guessed(cls, entries: Sequence[Entry], judges: Mapping[str, Judges] | None = None) -> Known:
-        """From a log alone: the groups, up to 32, that make each share of dead ones a whole number, and the completions
-        that the spread of a reward of 0 or one value tells, else 8, two or more in each group."""
-        shares = np.array([_dead_share(entry) or 0.0 for entry in entries])
+        """From a log alone: the groups, up to 32, of which each zero-variance share is a whole number, and the
+        completions that the spread of a reward of 0 or one value tells, else 8, two or more in each group."""
+        shares = np.array([_zero_variance(entry) or 0.0 for entry in entries])
         fits = (n for n in range(1, 33) if np.all(abs(n * shares - np.round(n * shares)) < 1e-3 * n))
-        stride = Log(
-            entries
-        ).stride  # a mean over several batches has shares that fit several times as many groups
+        # A mean over several batches has shares that fit several times as many groups.
+        stride = Log(entries).stride
         groups = max(1, next(fits, 1) // stride)
         completions = _completions_of(entries) if stride == 1 else None
         if completions and completions % groups:

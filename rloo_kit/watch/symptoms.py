@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rloo_kit.watch.statistics import ALIKE, CUT_SHARE, DEAD_SHARE, LONG, MEMORY, WINDOW, Change, Log, term
+from rloo_kit.watch.statistics import ALIKE, CUT_SHARE, LONG, MEMORY, WINDOW, ZERO_VARIANCE, Change, Log, term
 
 SYMPTOMS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 """Name -> its row, in the table's order."""
@@ -35,7 +35,7 @@ QUIET = 5  # entries without the symptom after which an episode is over, and the
 GOOD = 2 / 3  # how high a reward is, of what it can pay, from where on nothing has to be better
 ALL_CUT = 0.9  # share that explains by itself why none is right
 LEAST = 40  # completions of a constant reward: of a policy right once in ten none is right with a chance of 1 in 70
-DEAD_MARGIN = 0.15  # share by which dead groups must pass what chance does, since ALIKE is an assumption
+MARGIN = 0.15  # share by which zero-variance groups must pass what chance does, since ALIKE is an assumption
 LIKELY = 1.5  # standard errors for high variance: fewer than SURE, since more completions do no harm
 FORMED = 0.8  # share of completions that have the form
 IN_PLAY = (0.1, 0.9)  # shares of completions that a reward pays, between which it has something left to teach
@@ -182,7 +182,7 @@ def constant_reward(log: Log, limit: float) -> Sign | None:
     values = log.values("reward")
     if len(log) < WINDOW or log.completions < LEAST or not values.size or np.ptp(values) > limit:
         return None
-    differ = log.values("reward_std").any() or (log.values(DEAD_SHARE) < 1.0).any()
+    differ = log.values("reward_std").any() or (log.values(ZERO_VARIANCE) < 1.0).any()
     if differ or log.mean(CUT_SHARE) >= ALL_CUT:
         return None
     evidence = f"every reward is {values[0]:.3f}, of {log.completions} completions ({log.steps})"
@@ -213,13 +213,13 @@ def truncation(log: Log, limit: float, kind: str) -> Sign | None:
     return Sign(window, evidence, {"fall": str(fall)})
 
 
-def dead_groups(log: Log, limit: float, kind: str) -> Sign | None:
+def zero_variance_groups(log: Log, limit: float, kind: str) -> Sign | None:
     """Too many groups whose K rewards are all equal, more than ``limit`` or than chance does to K completions, for
     this one cause: by how high the reward is, in the upper third, the lower one, or between."""
     height, k = log.height(), log.known.completions // log.known.groups
-    many = max(limit, dead_by_chance(k, min(0.8, max(0.2, height))) + DEAD_MARGIN)
+    many = max(limit, dead_by_chance(k, min(0.8, max(0.2, height))) + MARGIN)
     few = limit if dead_by_chance(k, min(2 / 3, max(1 / 3, height))) <= limit else many
-    window = _surely_above(log, DEAD_SHARE, few, many, lambda window: window.groups)
+    window = _surely_above(log, ZERO_VARIANCE, few, many, lambda window: window.groups)
     if window is None or len(log) < WINDOW:
         return None
     fall = worsened(log)
@@ -230,7 +230,7 @@ def dead_groups(log: Log, limit: float, kind: str) -> Sign | None:
     if getattr(log.known.args, "temperature", 1.0) < 1.0:  # costs nothing; more completions cost time
         setting, change = "temperature", f"to 1{log.now('temperature')}; then num_generations, up"
     words = {"fall": str(fall), "setting": setting, "change": change}
-    share, reward = window.mean(DEAD_SHARE), window.mean("reward")
+    share, reward = window.mean(ZERO_VARIANCE), window.mean("reward")
     evidence = f"{share:.0%} of the groups without spread, reward {reward:.3f} ({window.steps})"
     return Sign(window, evidence, words)
 

@@ -73,7 +73,7 @@ again = trainer_of(
 )
 again.train()
 facts["again"] = again.state.global_step
-facts["dead where all is cut"] = again.state.log_history[0].get("dead_groups")
+facts["dead where all is cut"] = again.state.log_history[0].get("zero_variance_groups")
 
 part("evaluate")
 evaluated = rloo_kit.evaluate(policy, task)

@@ -30,10 +30,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {"advantage_estimator": name, "beta": 0.05} for name in ("rloo", "dr_grpo", "reinforce")},
     "grpo": {"advantage_estimator": "grpo", "beta": 0.05, "kl_placement": "loss"},
     "live rows only": {"beta": 0.0},
-    "live groups only": {"beta": 0.05, "skip_dead_groups": True},
-    "two passes": {"beta": 0.05, "single_pass": False, "skip_dead_groups": True},
+    "live groups only": {"beta": 0.05, "skip_zero_variance_groups": True},
+    "two passes": {"beta": 0.05, "single_pass": False, "skip_zero_variance_groups": True},
 }
-METRICS = ("reward", "dead_groups", "kl", "grad_norm")
+METRICS = ("reward", "zero_variance_groups", "kl", "grad_norm")
 
 Figures = dict[str, float]
 

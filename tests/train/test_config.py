@@ -58,7 +58,7 @@ def test_the_command_line_parser_of_trl_takes_the_kits_config() -> None:
         ({"kl_estimator": "k4"}, "'k1', 'k2' or 'k3'"),
         ({"loss_aggregation": "token"}, "loss_aggregation='token-mean'\\?"),
         ({"lr_scheduler_type": "cosin"}, "cosin is not a valid SchedulerType[\\s\\S]*lr_scheduler_type"),
-        ({"skip_dead_groups": "no"}, "write skip_dead_groups=False"),
+        ({"skip_zero_variance_groups": "no"}, "write skip_zero_variance_groups=False"),
         ({"on_unhealthy": "stopp"}, "on_unhealthy='stop'\\?"),
     ],
 )

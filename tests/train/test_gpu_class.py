@@ -53,7 +53,7 @@ def logged(trainer):
 
 assert len(logged(trainer)) == 2
 assert logged(trainer) == logged(train(policy(), beta=0.0, single_pass=False)), "a single pass equals two"
-assert all(0 <= e["dead_groups"] <= 1 for e in trainer.state.log_history if "reward" in e)
+assert all(0 <= e["zero_variance_groups"] <= 1 for e in trainer.state.log_history if "reward" in e)
 
 def after_one_step(rows, accumulation):  # the gradient's norm and the weights
     trained = policy()

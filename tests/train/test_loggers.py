@@ -13,7 +13,7 @@ import pytest
 from rloo_kit import redact
 from tests.conftest import random_rewards
 
-FIGURES = {"reward", "kl", "entropy", "dead_groups", "grad_norm", "rewards/random_rewards/mean"}
+FIGURES = {"reward", "kl", "entropy", "zero_variance_groups", "grad_norm", "rewards/random_rewards/mean"}
 TOKEN = "hf_" + "a" * 24
 
 

@@ -52,7 +52,7 @@ def gradient(folder, batch, name, **settings):
     log = next(entry for entry in trainer.state.log_history if "reward" in entry)
     if trainer.accelerator.is_main_process:
         assert trainer.accelerator.num_processes == 8 // batch
-        shown = {metric: log[metric] for metric in ("reward", "dead_groups", "entropy", "kl") if metric in log}
+        shown = {metric: log[metric] for metric in ("reward", "zero_variance_groups", "entropy", "kl") if metric in log}
         torch.save({"gradient": keep.gradient, **shown}, f"{folder}/{name}.pt")
 
 def batch_mean(rewards):
@@ -63,12 +63,12 @@ SETTINGS = {
     "grpo": {"advantage_estimator": "grpo", "beta": 0.05, "kl_placement": "loss"},
     "own": {"advantage_estimator": batch_mean, "beta": 0.0},
     "live rows only": {"beta": 0.0},
-    "live groups only": {"beta": 0.05, "skip_dead_groups": True},
+    "live groups only": {"beta": 0.05, "skip_zero_variance_groups": True},
     "token-mean": {"beta": 0.05, "kl_placement": "loss", "loss_aggregation": "token-mean"},
     "seq-mean-token-mean": {"beta": 0.05, "kl_estimator": "k3", "loss_aggregation": "seq-mean-token-mean"},
     "seq-mean-token-sum-norm": {
         "beta": 0.05, "kl_placement": "loss", "kl_estimator": "k3", "loss_aggregation": "seq-mean-token-sum-norm",
-        "skip_dead_groups": True, "mask_truncated_completions": True},
+        "skip_zero_variance_groups": True, "mask_truncated_completions": True},
 }
 def start(folder, rank, processes, port):  # a process of its own, as torchrun would start it
     process = os.fork()
@@ -107,7 +107,7 @@ def test_two_processes_find_the_gradient_of_one(runs: dict[int, Path], name: str
     one, two = (torch.cat([g.flatten() for g in run["gradient"].values()]) for run in (alone, shared))
     assert one.norm() > 0
     assert (one - two).norm() <= 1e-5 * one.norm()
-    assert 0 < alone["dead_groups"] == shared["dead_groups"] < 1
+    assert 0 < alone["zero_variance_groups"] == shared["zero_variance_groups"] < 1
     assert {"reward", "entropy"} <= alone.keys() == shared.keys()
     for metric in alone.keys() - {"gradient"}:
         assert alone[metric] == pytest.approx(shared[metric], rel=1e-4, abs=1e-6), metric

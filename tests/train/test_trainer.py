@@ -39,7 +39,7 @@ def half_dead(problem: Any, **kwargs: Any) -> list[float]:
         ({"beta": 0.0}, [("loss", 4)]),
         ({"beta": 0.0, "single_pass": False}, [("old", 4), ("loss", 4)]),
         ({"beta": 0.05}, [("reference", 4)] * 2 + [("loss", 4)] * 2),
-        ({"beta": 0.05, "skip_dead_groups": True}, [("reference", 4), ("loss", 4)]),
+        ({"beta": 0.05, "skip_zero_variance_groups": True}, [("reference", 4), ("loss", 4)]),
     ],
 )
 def test_work_that_changes_nothing_is_not_done(
@@ -52,7 +52,7 @@ def test_work_that_changes_nothing_is_not_done(
     assert passes == expected
 
 
-def test_a_batch_of_dead_groups_alone_goes_through_no_pass_and_the_optimizer_steps_on(
+def test_a_batch_of_zero_variance_groups_alone_goes_through_no_pass_and_the_optimizer_steps_on(
     passes: Any, make_trainer: Any
 ) -> None:
     trainer = make_trainer(reward_funcs=lambda completions, **kwargs: [1.0] * len(completions), max_steps=2)
@@ -90,12 +90,14 @@ def test_a_plain_trl_config_means_what_it_means_in_trl(make_trainer: Any, tmp_pa
     trainer = make_trainer(args=args)
     trainer.train()
     assert not trainer.passes.single
-    assert (trainer.args.skip_dead_groups, trainer.args.fast_sampling) == (False, False)
+    assert (trainer.args.skip_zero_variance_groups, trainer.args.fast_sampling) == (False, False)
     assert not hasattr(args, "single_pass"), "the user's own is left as it was"
     assert trainer.state.global_step == 1
 
 
-def test_dead_groups_are_counted_before_the_kl_term_hides_them(fresh_policy: Any, make_trainer: Any) -> None:
+def test_zero_variance_groups_are_counted_before_the_kl_term_hides_them(
+    fresh_policy: Any, make_trainer: Any
+) -> None:
     def same_at_last(completions: Any, trainer_state: Any, **kwargs: Any) -> Any:
         has_moved = trainer_state.global_step > 0
         return [1.0 if has_moved else float(index % 2) for index in range(len(completions))]
@@ -105,5 +107,5 @@ def test_dead_groups_are_counted_before_the_kl_term_hides_them(fresh_policy: Any
     )
     trainer.train()
     last = [entry for entry in trainer.state.log_history if "reward" in entry][-1]
-    assert last["dead_groups"] == last["frac_reward_zero_std"] == 1.0
+    assert last["zero_variance_groups"] == last["frac_reward_zero_std"] == 1.0
     assert last["kl"] != 0.0, "which in stock TRL gives them a spread"

@@ -68,7 +68,7 @@ class Kind:
         right, form: chance of a right answer of a completion that has the format, and of the format.
         alike: correlation of the completions of a prompt.
         length, limit: mean tokens, and where they are cut.
-        before_kl: whether dead groups are counted before the KL term, as the kit does; TRL counts after it.
+        before_kl: whether zero-variance groups are counted before the KL term, as the kit does; TRL counts after it.
         per_entry: steps that an entry is the mean of (``logging_steps``).
     """
 
@@ -89,7 +89,9 @@ class Kind:
     before_kl: bool = True
 
 
-EASY, HARD, ALIKE = (f"dead groups, {cause}" for cause in ("too easy", "too hard", "completions alike"))
+EASY, HARD, ALIKE = (
+    f"zero-variance groups, {cause}" for cause in ("too easy", "too hard", "completions alike")
+)
 
 SICK: dict[str, Kind] = {
     "length paid, answers still": Kind(

@@ -15,7 +15,7 @@ CALM = sorted([*DATA.glob("*.mended.json"), *DATA.glob("*.healthy.json")])
 HEALTHY: dict[str, Any] = {
     "reward": lambda step: min(0.9, 0.3 + 0.02 * step),
     "reward_std": 0.45,
-    "dead_groups": 0.1,
+    "zero_variance_groups": 0.1,
     "kl": lambda step: 0.002 * step,
     "entropy": lambda step: max(0.1, 0.3 - 0.005 * step),
     "grad_norm": 1.5,
@@ -111,7 +111,9 @@ def chance_rewards(seed: int, prompts: int, k: int, steps: int = 100, ends: floa
         groups = [[float(rng.random() < chance) for _ in range(k)] for chance in chances]
         scores = [score for group in groups for score in group]
         entry = {"step": step, "reward": statistics.mean(scores), "reward_std": statistics.stdev(scores)}
-        entries.append({**entry, "dead_groups": sum(len(set(group)) == 1 for group in groups) / prompts})
+        entries.append(
+            {**entry, "zero_variance_groups": sum(len(set(group)) == 1 for group in groups) / prompts}
+        )
     return entries
 
 
@@ -130,7 +132,7 @@ def step(number: int, **more: Any) -> Entry:
         "reward_std": 0.1,
         "rewards/right/mean": number / 20,
         "rewards/closed/mean": 0.5,
-        "dead_groups": 0.25,
+        "zero_variance_groups": 0.25,
         "frac_reward_zero_std": 0.0,
         "kl": -0.001 * number,
         "entropy": 1.0 / number,

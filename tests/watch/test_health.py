@@ -169,5 +169,9 @@ def test_where_every_completion_is_cut_and_masked_no_weight_moves_and_it_is_said
     trainer.train()
     assert "unhealthy: truncation: 100% of the completions cut at 2 tokens" in capsys.readouterr().out
     assert all(torch.equal(trainer.model.get_parameter(name), value) for name, value in before.items())
-    logged = [entry["dead_groups"] for entry in trainer.state.log_history if "dead_groups" in entry]
+    logged = [
+        entry["zero_variance_groups"]
+        for entry in trainer.state.log_history
+        if "zero_variance_groups" in entry
+    ]
     assert logged == [1.0] * 3

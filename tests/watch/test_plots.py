@@ -24,7 +24,11 @@ def picture():
 
 
 def test_three_panels_have_title_unit_curves_and_points(picture):
-    assert [axis.get_title(loc="left") for axis in picture.axes] == ["Reward", "Lost samples", "Policy"]
+    assert [axis.get_title(loc="left") for axis in picture.axes] == [
+        "Reward, mean of 3",
+        "Lost samples, mean of 3",
+        "Policy, mean of 3",
+    ]
     assert [axis.get_ylabel() for axis in picture.axes] == ["reward", "%", "nats per token"]
     (points,) = [line for line in picture.axes[0].lines if line.get_label() == "held out"]
     assert (list(points.get_xdata()), list(points.get_ydata())) == ([10], [0.9])
@@ -104,16 +108,18 @@ def labels(history):
     return [curve.label for curve in plots.curves(history)]
 
 
-def test_a_curve_without_figures_is_left_out_and_trls_count_of_dead_groups_is_said_to_be_that():
+def test_a_curve_without_figures_is_left_out_and_trls_count_of_zero_variance_groups_is_said_to_be_that():
     for metrics, label in (
         (["kl"], "KL to the reference"),  # beta 0
-        (["dead_groups", "frac_reward_zero_std"], "zero-variance groups"),
+        (["zero_variance_groups", "frac_reward_zero_std"], "zero-variance groups"),
         (["rewards/right/mean"], "right"),
     ):
         without = [{key: value for key, value in entry.items() if key not in metrics} for entry in LOG]
         for history in (without, [{**entry, **dict.fromkeys(metrics, math.nan)} for entry in LOG]):
             assert labels(history) == [other for other in labels(LOG) if other != label]
-    stock = [{name: value for name, value in entry.items() if name != "dead_groups"} for entry in LOG]
+    stock = [
+        {name: value for name, value in entry.items() if name != "zero_variance_groups"} for entry in LOG
+    ]
     assert "zero-variance groups, by TRL's count" in labels(stock)
 
 

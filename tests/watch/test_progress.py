@@ -9,7 +9,7 @@ from rloo_kit.watch import callbacks
 USUAL = {
     "reward": 0.5,
     "reward_std": 0.25,
-    "dead_groups": 1.0,
+    "zero_variance_groups": 1.0,
     "kl": 0.0123,
     "completions/mean_length": 18.4,
     "completions/clipped_ratio": 1.0,
@@ -20,9 +20,9 @@ LENGTHS = {"eval_completions/mean_length": 18.4, "eval_completions/clipped_ratio
 
 
 def test_a_line_has_a_figure_under_each_name_the_time_left_and_a_dash_for_what_is_missing():
-    assert callbacks.header() == "     step  reward spread dead      kl length  cut s/step    left"
+    assert callbacks.header() == "     step  reward spread 0-var      kl length  cut s/step    left"
     line = callbacks.line(2, 30, USUAL, 62)
-    assert line == "     2/30  +0.500  0.250 100%  0.0123     18 100%   12.3    1:02"
+    assert line == "     2/30  +0.500  0.250  100%  0.0123     18 100%   12.3    1:02"
     for seconds, left in ((3725, "1:02:05"), (None, "-")):
         assert callbacks.line(1, 30, {"reward": 0.5}, seconds).split() == ["1/30", "+0.500", *["-"] * 6, left]
 

@@ -12,12 +12,28 @@ from rloo_kit.watch.symptoms import Episodes
 from tests.watch.logs import from_step, history, trainer_of
 
 
-def test_a_run_with_dead_groups_says_what_they_cost_though_nothing_is_found():
-    entries = history(20, dead_groups=lambda step: (0.25, 0.5)[step % 2], step_time=6.0)
+def test_a_run_with_zero_variance_groups_says_what_they_cost_though_nothing_is_found():
+    entries = history(20, zero_variance_groups=lambda step: (0.25, 0.5)[step % 2], step_time=6.0)
     report = rloo_kit.diagnose(trainer_of(entries))
-    assert (report.healthy, report.dead_share) == (True, 0.375)
-    cost = "38% of the completions were in dead groups and gave no gradient of the reward; about 0:45 of 2:00"
+    assert (report.healthy, report.zero_variance_share) == (True, 0.375)
+    cost = (
+        "38% of the completions were in zero-variance groups: no gradient of the reward; about 0:45 of 2:00"
+    )
     assert report.notes[0] == cost
+
+
+def test_the_time_of_a_batch_is_that_of_all_its_updates():
+    entries = []
+    for first in history(20, zero_variance_groups=0.5, step_time=6.0)[:20]:
+        step = 2 * first["step"]
+        entries += [
+            {**first, "step": step - 1},
+            {"clip_ratio/region_mean": 0.1, "step_time": 2.0, "step": step},
+        ]
+    trainer = trainer_of(entries)
+    trainer.args.num_iterations = 2
+    (cost, *_) = rloo_kit.diagnose(trainer).notes
+    assert cost.endswith("about 1:20 of 2:40")
 
 
 def test_a_fall_at_the_end_is_said_to_be_chance_with_its_width_or_is_found():

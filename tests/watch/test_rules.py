@@ -10,20 +10,20 @@ from rloo_kit.watch.symptoms import Episodes
 from tests.watch import logs
 from tests.watch.logs import KNOWN, chance_rewards, from_step, history, level, rising, symptoms, terms
 
-ALL_EQUAL = {"reward_std": 0.0, "dead_groups": 1.0}
+ALL_EQUAL = {"reward_std": 0.0, "zero_variance_groups": 1.0}
 CERTAIN = {"entropy": lambda step: 0.3 * 0.7**step}
 LONGER = {"completions__mean_length": rising(15, 1)}
 FALL = {"reward": from_step(15, 0.9, 0.0), "reward_std": None}
 WORSE = {"reward": from_step(6, 0.7, 0.45), "completions__clipped_ratio": 0.6}
-TRL_DEAD = {"reward": 0.05, "dead_groups": None, "frac_reward_zero_std": 0.9}
-TRL_EQUAL = {"reward": 0.0, "reward_std": 0.0, "dead_groups": None, "frac_reward_zero_std": 0.0}
+TRL_DEAD = {"reward": 0.05, "zero_variance_groups": None, "frac_reward_zero_std": 0.9}
+TRL_EQUAL = {"reward": 0.0, "reward_std": 0.0, "zero_variance_groups": None, "frac_reward_zero_std": 0.0}
 ALL_CUT = {"completions__clipped_ratio": 1.0}
-FORM_ALONE = {"reward": 0.95, "dead_groups": 1.0, **terms(format=(0.95, 0.2), answer=(0.0, 0.0))}
+FORM_ALONE = {"reward": 0.95, "zero_variance_groups": 1.0, **terms(format=(0.95, 0.2), answer=(0.0, 0.0))}
 LATE_START = {"entropy": lambda step: None if step == 1 else 0.2 if step < 8 else 3.0}
 
 # What the log shows, the symptom, the setting to change; plain cases of each are recorded runs: test_symptoms.py.
 FOUND = {
-    "as plain TRL counts them": (TRL_DEAD, "dead groups, too hard", "train_dataset"),
+    "as plain TRL counts them": (TRL_DEAD, "zero-variance groups, too hard", "train_dataset"),
     "all is right, from the start": ({"reward": 1.0, **ALL_EQUAL}, "constant reward", "reward_funcs"),
     "the same in plain TRL under a KL term": (TRL_EQUAL, "constant reward", "reward_funcs"),
     "with all cut": ({"reward": 0.0, **ALL_EQUAL, **ALL_CUT}, "truncation", "max_completion_length"),
@@ -61,7 +61,7 @@ WELL = {
     "a reward that applied to no sample": level(judge=(None, None), correct=(0.5, 0.5)),
     "rewards from -1 to 1": {"reward": rising(-0.5, 0.04), "reward_std": 0.8},
     "right or wrong as 1 or -1": level(format=(0.95, 0.2), correct=(rising(0.05, 0.01), 1.0)),
-    "a reward of up to 5": {"reward": rising(2.0, 0.1), "reward_std": 2.4, "dead_groups": 0.4},
+    "a reward of up to 5": {"reward": rising(2.0, 0.1), "reward_std": 2.4, "zero_variance_groups": 0.4},
 }
 
 
@@ -86,7 +86,9 @@ def test_a_run_without_a_single_reward_is_read_and_one_with_some_is_read_by_thos
 
 def test_a_reward_is_constant_where_that_is_so_since_the_start_and_of_forty_completions():
     late = {"reward": from_step(10, 0.5, 0.0), "reward_std": from_step(10, 0.45, 0.0)}
-    assert "constant reward" not in symptoms(history(40, **late, dead_groups=from_step(10, 0.1, 1.0)))
+    assert "constant reward" not in symptoms(
+        history(40, **late, zero_variance_groups=from_step(10, 0.1, 1.0))
+    )
     never = history(20, reward=0.0, **ALL_EQUAL)
     assert symptoms(never[:4]) == []
     assert symptoms(never[:19], Known(2, 1)) == []
@@ -120,7 +122,7 @@ def test_a_collapse_at_the_first_update_is_seen_against_the_only_entry_before_it
 
 
 @pytest.mark.parametrize(("prompts", "k"), [(4, 2), (2, 4), (1, 8), (4, 8)])
-def test_chance_alone_is_called_a_collapse_or_dead_groups_in_one_run_of_100(prompts, k):
+def test_chance_alone_is_called_a_collapse_or_zero_variance_groups_in_one_run_of_100(prompts, k):
     known = Known(prompts * k, prompts, (1.0,))
     runs = [symptoms(chance_rewards(seed, prompts, k), known) for seed in range(20)]
     false = [names for names in runs if set(names) - {"nothing learned"}]
@@ -149,6 +151,6 @@ def test_what_a_step_is_worth_counts_the_generation_batches_that_it_gathers():
         (2, 1.0, 0.95, "too easy"),
     ],
 )
-def test_dead_groups_count_against_chance(k, share, right, cause):
-    entries = history(40, reward=right, reward_std=0.45, dead_groups=share)
-    assert symptoms(entries, Known(8 * k, 8)) == ([f"dead groups, {cause}"] if cause else [])
+def test_zero_variance_groups_count_against_chance(k, share, right, cause):
+    entries = history(40, reward=right, reward_std=0.45, zero_variance_groups=share)
+    assert symptoms(entries, Known(8 * k, 8)) == ([f"zero-variance groups, {cause}"] if cause else [])

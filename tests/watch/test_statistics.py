@@ -34,10 +34,10 @@ def test_how_good_a_policy_is_depends_on_what_its_reward_can_pay_and_on_its_righ
 @pytest.mark.parametrize(
     ("entries", "groups"),
     [
-        ([{"dead_groups": share} for share in (0.0, 0.25, 0.5, 1.0)], 4),
+        ([{"zero_variance_groups": share} for share in (0.0, 0.25, 0.5, 1.0)], 4),
         ([{"frac_reward_zero_std": 0.0417}, {"reward": 0.3}], 24),  # as rounded in a file
-        ([{"dead_groups": 0.123456}, {"dead_groups": 0.98765}], 1),  # no number fits
-        ([{"step": 5 * i, "dead_groups": i / 5} for i in (1, 2, 3)], 1),  # five batches per entry
+        ([{"zero_variance_groups": 0.123456}, {"zero_variance_groups": 0.98765}], 1),  # no number fits
+        ([{"step": 5 * i, "zero_variance_groups": i / 5} for i in (1, 2, 3)], 1),  # five batches per entry
     ],
 )
 def test_a_log_alone_tells_how_many_groups_a_step_has_at_least(entries, groups):

@@ -45,13 +45,13 @@ def test_a_run_that_has_a_symptom_is_diagnosed_with_it_and_mended_by_the_setting
 def test_healthy_and_mended_runs_give_no_false_alarm():
     """Whether their settings are known, or their log alone."""
     logs = [read(file) for file in CALM]
-    # Stock TRL's runs and the kit's that learned their task, of which rewards and dead groups were kept.
+    # Stock TRL's runs and the kit's that learned their task, of which rewards and zero-variance groups were kept.
     for run in json.loads((ROOT / "benchmarks" / "results" / "time_to_accuracy.json").read_text()):
         if max(measured["accuracy"] for measured in run["evaluated"]) < run["spec"]["target"]:
             continue
         groups, k = run["spec"]["prompts_per_step"], run["spec"]["num_generations"]
         columns = zip(range(1, 1 + len(run["dead"])), run["rewards"], run["dead"], strict=True)
-        entries = [{"step": i, "reward": r, "dead_groups": d} for i, r, d in columns]
+        entries = [{"step": i, "reward": r, "zero_variance_groups": d} for i, r, d in columns]
         logs.append(Log(entries, replace(KNOWN, completions=groups * k, groups=groups)))
     assert len(logs) >= 10
     both = [either for log in logs for either in (log, Log(log.entries, Known.guessed(log.entries)))]
@@ -60,7 +60,7 @@ def test_healthy_and_mended_runs_give_no_false_alarm():
 
 def test_what_a_wrecked_policy_brings_along_is_not_named_beside_its_cause():
     rewards = {"reward": from_step(4, 0.6, 0.0), "reward_std": from_step(4, 0.45, 0.0)}
-    shares = dict.fromkeys(("dead_groups", "completions/clipped_ratio"), from_step(4, 0.0, 1.0))
+    shares = dict.fromkeys(("zero_variance_groups", "completions/clipped_ratio"), from_step(4, 0.0, 1.0))
     found = symptoms(history(12, **rewards, **shares, kl=from_step(4, 0.01, 8.0)))
     assert found[0] == "KL explosion"
-    assert not {"truncation", "dead groups, too hard"} & set(found)
+    assert not {"truncation", "zero-variance groups, too hard"} & set(found)
