@@ -89,13 +89,13 @@ def _surely_above(log: Log, metric: str, few: float, many: float, count: Count) 
     return None
 
 
-def dead_by_chance(k: int, right: float) -> float:
+def tied_by_chance(k: int, right: float) -> float:
     """Share of groups of K completions that are all right or all wrong where nothing is wrong.
 
     Each prompt has a chance of its own to be solved, from a beta distribution with mean ``right`` that makes
-    completions of a prompt correlate by :data:`.log.ALIKE` (beta-binomial; Skellam 1948).
+    completions of a prompt correlate by :data:`.statistics.ALIKE` (beta-binomial; Skellam 1948).
 
-    >>> round(dead_by_chance(2, 0.5), 2), round(dead_by_chance(8, 0.5), 2)
+    >>> round(tied_by_chance(2, 0.5), 2), round(tied_by_chance(8, 0.5), 2)
     (0.65, 0.19)
     """
     size = (1 - ALIKE) / ALIKE
@@ -217,8 +217,8 @@ def zero_variance_groups(log: Log, limit: float, kind: str) -> Sign | None:
     """Too many groups whose K rewards are all equal, more than ``limit`` or than chance does to K completions, for
     this one cause: by how high the reward is, in the upper third, the lower one, or between."""
     height, k = log.height(), log.known.completions // log.known.groups
-    many = max(limit, dead_by_chance(k, min(0.8, max(0.2, height))) + MARGIN)
-    few = limit if dead_by_chance(k, min(2 / 3, max(1 / 3, height))) <= limit else many
+    many = max(limit, tied_by_chance(k, min(0.8, max(0.2, height))) + MARGIN)
+    few = limit if tied_by_chance(k, min(2 / 3, max(1 / 3, height))) <= limit else many
     window = _surely_above(log, ZERO_VARIANCE, few, many, lambda window: window.groups)
     if window is None or len(log) < WINDOW:
         return None
