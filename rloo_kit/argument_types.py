@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Interval, MultipleOf
+from annotated_types import Ge, Gt, Interval
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.redact import shown
@@ -28,8 +28,6 @@ INFINITE = "infinity too"
 """As ``Annotated[float, INFINITE]``: a number that may also be infinite."""
 
 Count = Annotated[int, Ge(1)]
-Steps = Annotated[float, Interval(gt=0, lt=1)] | Annotated[float, Ge(1), MultipleOf(1)]
-"""An interval of steps: below 1 a share of the run."""
 Natural = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]

@@ -50,10 +50,6 @@ def is_hidden(name: str, value: str | None) -> bool:
     return value is not None and _values.get(name) == value
 
 
-def holds_secret(text: str) -> bool:
-    return without_hidden(text) != text
-
-
 def without_hidden(text: str) -> str:
     """The text with "(not shown)" in place of every hidden value, and of what looks like a secret.
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rloo_kit import argument_types, redact
-from rloo_kit.argument_types import INFINITE, Count, Hint, Positive, Seed, Share, Steps
+from rloo_kit.argument_types import INFINITE, Count, Hint, Positive, Seed, Share
 from rloo_kit.errors import ConfigError
 
 # the type; what passes, with what it becomes; what does not
@@ -20,7 +20,6 @@ TYPES: dict[str, tuple[Hint, list[tuple[Any, Any]], list[Any]]] = {
     "an endless number": (Annotated[float, INFINITE], [(math.inf, math.inf)], ["1"]),
     "above 0": (Positive, [(0.1, 0.1)], [0, -1, math.nan]),
     "a share": (Share, [(0, 0), (1.0, 1.0)], [1.5, math.nan]),
-    "an interval of steps": (Steps, [(0.5, 0.5), (10, 10), (10.0, 10.0)], [0, 1.5, -1]),
     "a seed": (Seed, [(42, 42)], [-1, 2**32, "42"]),
     "a choice": (Literal["a", "b"], [("a", "a")], ["c", 1]),
     "a flag": (bool | None, [(True, True), (None, None)], ["no", 1]),

@@ -125,14 +125,11 @@ def function_of(name: str) -> Any:
         module = sys.modules[key] = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
-        except (
-            Exception
-        ) as error:  # a user's file raises what it likes, and one that is not there FileNotFoundError
+        except Exception as error:  # a user's file raises what it likes
             del sys.modules[key]
             what = " ".join(f"{file.name} cannot be run: {type(error).__name__}: {error}".split())
-            raise ConfigError(
-                what, todo=f"correct its name, or repair it: python {file.name} shows more"
-            ) from error
+            todo = f"correct its name, or repair it: python {file.name} shows more"
+            raise ConfigError(what, todo=todo) from error
     defined = {key: value for key, value in vars(sys.modules[key]).items() if not key.startswith("_")}
     check_known(own, defined, f"{file.name} defines no")
     return defined[own]

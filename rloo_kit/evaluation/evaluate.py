@@ -71,8 +71,8 @@ class Evaluation:
     def pass_at(self, k: int) -> Interval:
         """Share of prompts that ``k`` completions would solve, with a bootstrap over prompts.
 
-        Of a prompt's n samples, c of them right, 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, equation 1), which
-        has not the bias of drawing k once.
+        Of a prompt's n samples, c of them right, 1 - C(n - c, k) / C(n, k): the unbiased
+        estimator (Chen et al. 2021, equation 1).
 
         Raises:
             ConfigError: ``k`` is not between 1 and ``samples``, or a completion was not graded.

@@ -111,7 +111,7 @@ def _this_machine() -> Device:
 
         own = psutil.Process().memory_info().rss
         return Device("this CPU", int(psutil.virtual_memory().available + own), on_gpu=False)
-    # To ask makes a context, which a plan counts as well.
+    # Asking creates a CUDA context.  The plan counts it too, so it is added back.
     usable = cuda_bytes_within_reach() + torch.cuda.memory_allocated() + CUDA_CONTEXT_BYTES
     return Device(torch.cuda.get_device_name(), int(usable))
 

@@ -67,8 +67,8 @@ class Plan:
         return self.of(self.model, replace(self.settings, **changed), self.device)
 
     def rows_at_once(self, wanted: int) -> int:
-        """How many of the ``wanted`` completions are sampled at once: ``settings.generation_rows`` at most; where that
-        is None as many as fit, and where not even one does, the most that make it no worse."""
+        """How many of the ``wanted`` completions are sampled at once: ``settings.generation_rows`` at most.  If that is
+        None, as many as fit; if not even one does, the largest slice that needs no more memory than one."""
         if (most := self.settings.generation_rows) is not None:
             return largest_slice(wanted, most)
         least = self._sampling(1)._shortage
@@ -116,7 +116,7 @@ class Plan:
     def changes(self) -> tuple[Change, ...]:
         """What would make it fit, cheapest in quality first, with the largest value that fits; empty where it fits.
 
-        Until some change suffices, each is combined with those before it at their smallest; after that, only changes
+        Until a change suffices, each is tried on top of the previous ones at their minimum; after that, only changes
         that suffice alone are listed.
         """
         if self.fits == "fits":
@@ -245,9 +245,9 @@ class Change:
         old, new = asdict(before.settings), asdict(after.settings)
         changed = {field.name: new[field.name] for field in fields(Configured)}
         changed = {name: value for name, value in changed.items() if value != old[name]}
-        if "gradient_accumulation_steps" in changed:  # which TRL's default of the other follows
+        if "gradient_accumulation_steps" in changed:  # TRL derives steps_per_generation from it
             changed["steps_per_generation"] = new["steps_per_generation"]
-        if "generation_rows" in changed:  # on another device None would be another number
+        if "generation_rows" in changed:  # None depends on the device: write the number
             changed["generation_rows"] = after.sampled_rows
         loaded = {"name": after.model.checkpoint.name, "gradient_checkpointing": new["checkpointing"]}
         was = {"name": before.model.checkpoint.name, "gradient_checkpointing": old["checkpointing"]}

@@ -93,7 +93,7 @@ def decode(
         scores = logits_processor(ids, logits.float())
         del logits
         step = choose(scores).unsqueeze(1)
-        del scores  # it would otherwise be alive next to the next token's
+        del scores  # free it before the next forward pass
         ids = torch.cat([ids, step], dim=1)
         whole[rows, ids.size(1) - 1] = step.squeeze(1)
         going = ~stopping_criteria(ids, None)

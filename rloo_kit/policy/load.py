@@ -40,7 +40,7 @@ SPILLED = ("does not fit in GPU memory", "dispatched on the CPU or the disk")
 
 
 def _remember(policy: Policy, call: Call) -> None:
-    """The model remembers it too: the trainer may be given that alone.  What was chosen for the machine has a name."""
+    """Store the call on the model too, which may be all that a trainer gets; with the name chosen for this machine."""
     arguments = dict(call.arguments)
     name = arguments.pop("model_name", None) or arguments.get("name") or policy.checkpoint.name
     plain = policy.thinking is True or policy.checkpoint.thinks == "never"

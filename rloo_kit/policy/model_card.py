@@ -63,7 +63,7 @@ def written(
 
 
 def remembered(model: object, tokenizer: PreTrainedTokenizerBase) -> Facts:
-    """What the trainer told the model of the last run that trained it, and how prompts are rendered if not plainly."""
+    """What the last trainer stored on the model, and how prompts are rendered if not plainly."""
     facts, thinking = dict(getattr(model, "trained_by", {})), setting_of(tokenizer)
     if thinking is not True:
         means = f"</think> is put after {thinking} tokens of a thought" if thinking else "off in every prompt"

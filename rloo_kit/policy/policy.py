@@ -175,7 +175,7 @@ class Policy:
                     progress(len(out))
         if (fewer := sliced.at_once) < batch_size:
             what = f"Memory ran out with {batch_size} completions sampled at once: it went on with {fewer}"
-            output.warn(f"{what}. What to do: batch_size={fewer} spares the next call the attempt.")
+            output.warn(f"{what}. What to do: batch_size={fewer} avoids the failed attempt next time.")
         return out
 
     def _generate_batch(

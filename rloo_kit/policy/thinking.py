@@ -100,10 +100,6 @@ def set_thinking(tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, thi
 def check_thinking(tokenizer: PreTrainedTokenizerBase, template: Mapping[str, object]) -> None:
     """Refuse a call that asks a policy to think that was loaded not to, with a ConfigError."""
     if template.get("enable_thinking") and setting_of(tokenizer) is False:
-        what, where = (
-            "the policy was loaded with thinking off",
-            "chat_template_kwargs={'enable_thinking': True}",
-        )
-        raise ConfigError(
-            what, where=where, todo="load_policy(..., thinking=True), or leave enable_thinking out"
-        )
+        where = "chat_template_kwargs={'enable_thinking': True}"
+        todo = "load_policy(..., thinking=True), or leave enable_thinking out"
+        raise ConfigError("the policy was loaded with thinking off", where=where, todo=todo)

@@ -73,7 +73,7 @@ def downgrade(
     number = "several processes" if alone else f"{count} process{'es' if count > 1 else ''}"
     running = distributed_type if distributed_type in ENGINES else "DDP"
     return ConfigError(
-        f"the launch asked for {number} with {engine or 'DDP'}, and this is {processes} with {running}",
+        f"the launch asked for {number} with {engine or 'DDP'}, and accelerate started {processes} with {running}",
         where=f"{', '.join(sources)}; accelerate's state is {distributed_type}",
         todo=f"{todo} SCRIPT.py" + ("; or unset MASTER_ADDR, if one process is meant" if alone else ""),
     )

@@ -146,9 +146,8 @@ def _short_enough(rows: list[Row], policy: Policy, max_new_tokens: int, left_out
         return rows
     ids = policy.tokenize([row["prompt"] for row in rows])
     kept = [row for row, prompt in zip(rows, ids, strict=True) if len(prompt) + max_new_tokens <= limit]
-    left_out[f"longer than the policy takes, {limit} tokens with {max_new_tokens} new ones"] += len(
-        rows
-    ) - len(kept)
+    what = f"longer than the policy takes, {limit} tokens with {max_new_tokens} new ones"
+    left_out[what] += len(rows) - len(kept)
     return kept
 
 

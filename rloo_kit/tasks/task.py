@@ -113,11 +113,6 @@ class Problem:
         """By a fixed rule on its key, the same in every process and whatever the seed, so is a fifth of them."""
         return zlib.crc32(self.key.encode()) % HELD_OUT_EVERY == 0
 
-    @property
-    def prompt(self) -> list[Message]:
-        """The question as a conversation of one user message."""
-        return self.row()["prompt"]
-
     def row(self, asks: str = "") -> Row:
         """The row of a dataset, ``asks`` being the sentence of its prompt that asks for a form."""
         prompt = [{"role": "user", "content": f"{self.question or self.text} {asks}".rstrip()}]

@@ -65,10 +65,6 @@ ADVICE = {
 """What to do about a value; for the others, leave it out."""
 
 
-def narrowed(types: Mapping[str, Hint]) -> dict[str, Hint]:
-    return dict(types) | {name: hint for hint, names in RANGES.items() for name in names.split()}
-
-
 def checked(given: Mapping[str, Any], types: Mapping[str, Hint]) -> dict[str, Any]:
     """Settings as plain Python has them, each of its type and within its range; else a ConfigError."""
     given = dict(given)
@@ -141,7 +137,7 @@ def doubts(args: trl.RLOOConfig) -> Iterator[str]:
             f"warmup_steps={args.warmup_steps:g} is no less than max_steps={args.max_steps}, so learning_rate is never "
             "reached. Below 1 it is a share of the run: warmup_steps=0.1."
         )
-    # TRL samples from the policy as these cut it, and takes log-probabilities of all of it.
+    # TRL samples from the truncated distribution, and computes log-probabilities under the full one.
     settings = {name: getattr(args, name) for name in IDLE if name != "temperature"}
     cuts = [f"{name}={value}" for name, value in settings.items() if value not in (IDLE[name], None)]
     options = {} if args.use_vllm else args.generation_kwargs or {}

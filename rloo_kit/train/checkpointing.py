@@ -62,7 +62,7 @@ class SavingTrainer(trl.RLOOTrainer):
     _tokens_seen = 0
 
     def _start_afresh(self) -> None:
-        """What a run before this one has left says nothing of this one."""
+        """Reset what an earlier ``train()`` has left."""
         self.stops, self._whole, self._random = Stops(), None, None
 
     @cached_property
@@ -118,7 +118,7 @@ class SavingTrainer(trl.RLOOTrainer):
     def _publish(self, written: Path) -> None:
         place = self.folder / written.name
         best = self.folder / f"checkpoint-{self.state.best_global_step}"
-        # transformers has noted it where it was written aside, or before the run's folder was moved.
+        # transformers recorded its path in the scratch folder, or before the run's folder was moved.
         if place == best or best.is_dir():
             self.state.best_model_checkpoint = str(best)
             self.state.save_to_json(str(written / STATE))

@@ -260,7 +260,8 @@ def known_names(config_class: type) -> set[str]:
 @functools.cache
 def types() -> Mapping[str, Hint]:
     """The type of every setting, with its range."""
-    return check_config.narrowed(typing.get_type_hints(RLOOConfig) | typing.get_type_hints(trl.RLOOConfig))
+    ranges = {name: hint for hint, names in check_config.RANGES.items() for name in names.split()}
+    return typing.get_type_hints(RLOOConfig) | typing.get_type_hints(trl.RLOOConfig) | ranges
 
 
 def check(args: trl.RLOOConfig) -> trl.RLOOConfig:

@@ -16,11 +16,6 @@ AGGREGATIONS = ("seq-mean-token-sum", "seq-mean-token-mean", "token-mean", "seq-
 LEVELS = ("completion", "token", "sequence")  # what has a ratio of its own; see policy_loss
 
 
-def level_of(importance_sampling_level: str | None, aggregation: str) -> str:
-    """One of :data:`LEVELS`: the setting's, else the aggregation's own."""
-    return importance_sampling_level or ("completion" if aggregation == "seq-mean-token-sum" else "token")
-
-
 def row_weights(
     aggregation: str, tokens: torch.Tensor, total_rows: int, total_tokens: int, longest: int
 ) -> torch.Tensor:

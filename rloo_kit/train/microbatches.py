@@ -53,7 +53,7 @@ def micro_batches(
 ) -> list[dict[str, torch.Tensor]]:
     """A generation batch of this process as ``layout.steps`` micro-batches, some of them perhaps empty, each with
     ``row_weight`` (rows,) in place of ``live`` (rows,) bool, which tells the rows that are trained on."""
-    # As TRL shuffles, so that the next sampling meets the same random state.
+    # One randperm, as in TRL, so that the random state stays the same.
     shuffled = torch.randperm(len(batch["prompt_ids"]))
     batch["row_weight"] = torch.zeros(len(shuffled), device=accelerator.device)
     units = shuffled.split(layout.rows * layout.unit)

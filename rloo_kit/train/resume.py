@@ -18,7 +18,7 @@ from rloo_kit.redact import without_secrets
 from rloo_kit.session import output
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import running_shell
-from rloo_kit.watch.read_run import RECIPE, STATE, facts, step_of
+from rloo_kit.watch.read_run import RECIPE, STATE, checkpoints, facts, step_of
 
 import_unsloth()
 
@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 # What a configuration sets in an optimizer's parameter groups.  Some optimizers keep state beside it.
 HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 LORA = ("r", "lora_alpha", "use_rslora", "target_modules")  # what the weights of an adapter mean
-VERSION = (
-    4  # of what made_of gives; of a checkpoint with another one, or none, the LoRA's scale alone is compared
-)
+VERSION = 4  # of what made_of gives; of a checkpoint with another, or none, only the LoRA's scale is compared
 SAMPLE = 1024  # values of each frozen tensor that are looked at: merging a LoRA changes most of them
 
 NOT_COMPARED = re.compile(
@@ -187,7 +185,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             return "stopped: save_strategy='no', so nothing is saved"
         several = self.accelerator.num_processes > 1  # where others go on, saving would wait for them
         if step is None or several or isinstance(error, RunFolderError):
-            if any(self.folder.glob("checkpoint-*")):
+            if checkpoints(self.folder):
                 return f"stopped: there is no finished step to save; {way_on} from the last checkpoint"
             return "stopped: there is no finished step to save, and no checkpoint: train() begins again"
         try:

@@ -170,7 +170,7 @@ class RolloutTrainer(ResumableTrainer):
             self._at_most = sliced.at_once
             what = f"Memory ran out with {at_once} completions sampled at once, step {self.state.global_step + 1}"
             what += f": from here on it is {self._at_most}"
-            todo = f"RLOOConfig(generation_rows={self._at_most}) spares a next run the attempt."
+            todo = f"RLOOConfig(generation_rows={self._at_most}) avoids the failed attempt next time."
             output.warn(f"{what}. What to do: {todo}", main_alone=False)
 
     @property

@@ -22,7 +22,7 @@ from rloo_kit.advantages import BUILT_IN
 from rloo_kit.errors import ConfigError
 from rloo_kit.policy import model_card
 from rloo_kit.policy.resolve import checkpoint_of_model
-from rloo_kit.redact import holds_secret, is_secret, without_hidden
+from rloo_kit.redact import is_secret, without_hidden
 from rloo_kit.tasks.task import FILES, Origin, origin_of
 from rloo_kit.train.check_config import HANDLERS
 from rloo_kit.train.config import RLOOConfig
@@ -158,7 +158,7 @@ def source_of(function: Callable[..., Any], name: str) -> str:
         source = textwrap.dedent(inspect.getsource(function)).rstrip()
     except (OSError, TypeError):
         raise ConfigError(f"the source of {name} is not known", todo=todo) from None
-    if holds_secret(source):
+    if without_hidden(source) != source:
         raise ConfigError(f"the source of {name} is left out: {LEFT_OUT}", todo="read it from os.environ")
     return source
 

@@ -285,7 +285,8 @@ class RLOOTrainer(RolloutTrainer):
         else:
             advantages = inputs["advantages"]
         clip = (1 - self.epsilon_low, 1 + self.epsilon_high)
-        level = losses.level_of(self.args.importance_sampling_level, self.args.loss_aggregation)
+        by_completion = self.args.loss_aggregation == "seq-mean-token-sum"
+        level = self.args.importance_sampling_level or ("completion" if by_completion else "token")
         row_loss, ratio = losses.policy_loss(logps, old_logps, advantages, mask, level, clip)
         if self.passes.reference and self.passes.kl_in_loss:
             kl = self._kl(logps, inputs["ref_per_token_logps"], mask)

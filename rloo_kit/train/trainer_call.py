@@ -86,11 +86,11 @@ def _check_model(given: Arguments) -> None:
         what, todo = "the trainer takes a loaded model here, not a name", f"rloo_kit.load_policy({model!r})"
         raise ConfigError(what, where=f"RLOOTrainer(model={model!r})", todo=f"give model={todo}")
     if generated and "peft_config" in given:
-        what, where = (
+        what, todo = (
             "peft_config would be ignored: unsloth adds no LoRA here",
-            "RLOOTrainer(peft_config=...)",
+            "load_policy(name, lora_rank=...)",
         )
-        raise ConfigError(what, where=where, todo="load_policy(name, lora_rank=...) adds the LoRA")
+        raise ConfigError(what, where="RLOOTrainer(peft_config=...)", todo=f"{todo} adds the LoRA")
     if named or tokenizer is None:
         return
     # A token without a row in the embedding is an IndexError, or on a GPU an assertion that makes the device unusable.
@@ -147,7 +147,7 @@ def check_vllm(args: trl.RLOOConfig, model: torch.nn.Module) -> None:
     engine = getattr(model, "vllm_engine", None)
     if engine is not None and (args.fsdp or (args.use_vllm and args.vllm_mode == "server")):
         raise ConfigError(
-            "the policy samples with unsloth's vLLM, beside which neither a server nor FSDP2 is a choice",
+            "the policy samples with unsloth's vLLM, which goes with neither vllm_mode='server' nor FSDP2",
             where=f"load_policy(fast_inference=True), RLOOConfig(vllm_mode={args.vllm_mode!r}, fsdp={args.fsdp!r})",
             todo="load_policy(..., fast_inference=False), or remove the other",
         )

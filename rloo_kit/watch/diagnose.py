@@ -23,7 +23,7 @@ from rloo_kit.watch.symptoms import COLLAPSE_SURE, GOOD, Episodes, Finding
 if TYPE_CHECKING:
     from IPython.lib.pretty import RepresentationPrinter
 
-FEW_STEPS = 10  # most rules compare windows of entries, and have not spoken before
+FEW_STEPS = 10  # most rules need two windows of entries, and cannot fire earlier
 FIGURES = (
     *("reward", "reward_std", "zero_variance_groups", "frac_reward_zero_std", "kl", "entropy"),
     *("completions/mean_length", "completions/clipped_ratio", "grad_norm"),

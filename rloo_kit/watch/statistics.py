@@ -138,7 +138,7 @@ class Known:
 
     @property
     def alike(self) -> float:
-        """How many completions of a prompt weigh as one independent one."""
+        """The design effect: completions of a prompt for each independent one."""
         return 1 + (self.completions / self.groups - 1) * ALIKE
 
 

@@ -23,11 +23,11 @@ from rloo_kit.watch.statistics import ALIKE, CUT_SHARE, LONG, MEMORY, WINDOW, ZE
 SYMPTOMS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 """Name -> its row, in the table's order."""
 
-SURE = 3.0  # standard errors for a change to count: one look in 700 errs by chance, and a run has about 100
+SURE = 3.0  # standard errors for a change to count: a false alarm in 700 looks, and a run has about 100
 
 COLLAPSE_SURE = NormalDist().inv_cdf(1 - 0.01 / (2 * MEMORY**2 / 2))
-"""Standard errors, 4.8, where the best window of many is compared with the last, which errs in one run of 100 for all
-pairs of windows, of two sizes, in MEMORY entries (Bonferroni)."""
+"""Standard errors, 4.8, between the best window of many and the last: a false alarm in 100 runs over all pairs of
+windows, of two sizes, in MEMORY entries (Bonferroni)."""
 
 SHORT = 2  # entries for what moves by orders of magnitude, where waiting for WINDOW would waste steps
 FEW = 3  # the fewest entries that anything else is told from

@@ -60,7 +60,7 @@ IDS = ROOT / "tests" / "data" / "qwen3_ids.json"
 
 def texts() -> list[str]:
     problems = [p for level in LEVELS for p in problems_of(level, 20, held_out=False, seed=1)]
-    return [f"{p.prompt[0]['content']} {p.answer}" for p in problems] + [
+    return [f"{p.row()['prompt'][0]['content']} {p.answer}" for p in problems] + [
         "<think>\n7+5=12\n1+2+1=4\n</think>\n\n42<|im_end|>",
         "<think>\n\n</think>\n\n-42.",
         "<think>\n0+0=0",
@@ -68,7 +68,7 @@ def texts() -> list[str]:
 
 
 def templated(tokenizer: Any) -> list[list[int]]:
-    prompts = [problem.prompt for problem in problems_of(1, 5, held_out=True, seed=0)]
+    prompts = [problem.row()["prompt"] for problem in problems_of(1, 5, held_out=True, seed=0)]
     system = [{"role": "system", "content": "You are a helpful assistant."}]
     return [
         tokenizer.apply_chat_template(opening + prompt, add_generation_prompt=True, **how)["input_ids"]

@@ -45,7 +45,7 @@ DOWNGRADED: dict[str, tuple[Launch, tuple[str, ...]]] = {
     ),
     "fsdp=True without a launcher": (
         ({}, {"fsdp": True}, 1, "NO"),
-        ("1 process with FSDP, and this is 1 with DDP", "RLOOConfig(fsdp=...)"),
+        ("1 process with FSDP, and accelerate started 1 with DDP", "RLOOConfig(fsdp=...)"),
     ),
 }
 
