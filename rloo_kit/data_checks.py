@@ -191,7 +191,7 @@ def check_thoughts(reward_funcs: Sequence[object], tokenizer: PreTrainedTokenize
         written = {text for text, token_id in vocabulary.items() if token_id in ids}
         if len(written) < 2 or (tokens == QWEN3 and written != {OPEN, CLOSE}):
             name = reward_name(reward)  # type: ignore[arg-type]
-            what = f"'{name}' looks for a thought between tokens {ids[0]} and {ids[1]}, which the tokenizer does not have"
+            what = f"'{name}' looks for a thought between tokens {ids[0]} and {ids[1]} that the tokenizer does not have"
             todo = f"{name}(tokens=rewards.ThinkTokens.from_tokenizer(policy.tokenizer)), or leave it out"
             raise RewardError(what, where=f"RLOOTrainer(reward_funcs=...), tokens={tokens}", todo=todo)
 

@@ -32,16 +32,21 @@ ON_CPUS = "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2"
 DOWNGRADED: dict[str, tuple[Launch, tuple[str, ...]]] = {
     "accelerate launch --cpu --num_processes 2 is one process": (
         (LAUNCH | CPU | {"MASTER_ADDR": "127.0.0.1"}, {}, 1, "NO"),
-        ("several processes with DDP", "this is 1 with", ON_CPUS, "unset MASTER_ADDR"),
+        ("several processes with DDP", "accelerate started 1 with", ON_CPUS, "unset MASTER_ADDR"),
     ),
     "torchrun where accelerate sees no GPU, and was not told of the CPU": (
         (TWO, {}, 1, "NO"),
-        ("asked for 2 processes", "this is 1 with", "WORLD_SIZE=2", ON_CPUS),
+        ("asked for 2 processes", "accelerate started 1 with", "WORLD_SIZE=2", ON_CPUS),
     ),
     "mpirun, which accelerate reads on CPUs alone": ((MPI, {}, 1, "NO"), ("asked for 2 processes",)),
     "--use_deepspeed with ACCELERATE_USE_CPU is DDP": (
         (TWO | LAUNCH | CPU | DEEPSPEED, {}, 2, "MULTI_CPU"),
-        ("2 processes with DEEPSPEED", "this is 2 with DDP", "without DeepSpeed and FSDP", ON_CPUS),
+        (
+            "2 processes with DEEPSPEED",
+            "accelerate started 2 with DDP",
+            "without DeepSpeed and FSDP",
+            ON_CPUS,
+        ),
     ),
     "fsdp=True without a launcher": (
         ({}, {"fsdp": True}, 1, "NO"),
