@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # unsloth writes into os.environ when it is imported; a process of its own starts as a user's does.
 CLEAN_ENVIRONMENT = dict(os.environ)
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # for benchmarks, which is not installed
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # for benchmarks and scripts, which are not installed
 LOGGED = tempfile.TemporaryDirectory(prefix="trackio-")
 # Read when TRL imports trackio; else a test would write into the home.
 os.environ["TRACKIO_DIR"] = LOGGED.name
@@ -149,12 +149,9 @@ def script() -> Script:
     """``script(code, *arguments, **environment)``: run Python code in a process of its own."""
 
     def run(code: str, *arguments: str, check: bool = True, **environment: str) -> Done:
-        command, env = (
-            [sys.executable, "-c", code],
-            {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment},
-        )
+        env = {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment}
         how: Any = {"capture_output": True, "text": True, "timeout": PATIENCE, "env": env}
-        done = subprocess.run([*command, *arguments], check=False, **how)
+        done = subprocess.run([sys.executable, "-c", code, *arguments], check=False, **how)
         assert not check or done.returncode == 0, done.stderr[-3000:]
         return done
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 
-from rloo_kit import argument_types, redact
+from rloo_kit import argument_types
 from rloo_kit.argument_types import INFINITE, Count, Hint, Positive, Seed, Share
 from rloo_kit.errors import ConfigError
 
@@ -61,9 +61,3 @@ def test_the_nearest_right_value_is_suggested_or_the_advice_stands(
     with pytest.raises(ConfigError) as caught:
         argument_types.check({"x": value, "other": object()}, {"x": hint}, "call", {"x": "8 is usual"})
     assert caught.value.todo == todo
-
-
-def test_a_secret_is_not_shown_and_a_long_value_cut() -> None:
-    assert redact.shown("hub_token", "x") == "(not shown)"
-    assert redact.shown("max_new_tokens", 5) == "5"
-    assert redact.shown("name", "y" * 100) == "'" + "y" * 56 + "..."

@@ -1,47 +1,41 @@
-"""README and docs/: their Python fits the code, their links lead somewhere, and what is generated is up to date."""
+"""README, docs/ and SKILL.md: Python fits the code or runs, links lead somewhere, generated parts are up to date."""
 
 import ast
 import builtins
 import dataclasses
+import difflib
 import inspect
-import pkgutil
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 import rewards
 import rloo_kit
+from rloo_kit.policy.bundled import TINY
+from tests.conftest import ROOT, Script
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+import docs  # isort: skip - of scripts/
 
-import docs  # noqa: E402 - scripts/docs.py
-
-README = ROOT / "README.md"
-PAGES = [README, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SKILL.md"))]
-PAGES += sorted((ROOT / "docs").glob("*.md"))
+README, SKILL, EXAMPLES = ROOT / "README.md", ROOT / "SKILL.md", ROOT / "docs" / "examples"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 SOURCES = sorted(file for name in ("rloo_kit", "rewards", "scripts") for file in (ROOT / name).rglob("*.py"))
+PACKAGES = {"rloo_kit": rloo_kit, "rewards": rewards}
 
 
-def named(file: Path) -> str:
-    return str(file.relative_to(ROOT))
+# --- Python -----------------------------------------------------------------------------------------------
 
 
 def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-CELLS = re.findall(
-    r"^```python\n(.*?)^```", README.read_text().split("## In a notebook\n")[1].split("\n#")[0], re.S | re.M
-)
 BLOCKS = [(page, number, block) for page in PAGES for number, block in enumerate(blocks(page))]
 IDS = [f"{page.name}, block {number + 1}" for page, number, _ in BLOCKS]
-PACKAGES = {"rloo_kit": rloo_kit, "rewards": rewards}
 
 
 def needed(block: str) -> set[str]:
@@ -78,7 +72,7 @@ def calls(block: str) -> Iterator[tuple[str, Callable[..., object], set[str]]]:
 
 @pytest.mark.parametrize(("page", "number", "block"), BLOCKS, ids=IDS)
 def test_a_block_uses_names_and_arguments_that_are_there(page: Path, number: int, block: str) -> None:
-    before = [*([] if page == README else CELLS), *blocks(page)[:number], block]
+    before = [*([] if page == README else blocks(README)), *blocks(page)[:number], block]
     assert needed(block) <= set().union(*map(given, before)), "its own, its page's or the readme's"
     for path, target, keywords in calls(block):
         takes = inspect.signature(target).parameters
@@ -87,19 +81,78 @@ def test_a_block_uses_names_and_arguments_that_are_there(page: Path, number: int
         assert keywords <= {*takes, *(field.name for field in fields)}, path
 
 
-def test_the_readmes_command_runs_the_three_cells_that_train_and_they_need_no_others() -> None:
-    assert len(CELLS) == 3
-    written = {path.removeprefix("rloo_kit.") for cell in CELLS for path, _, _ in calls(cell)}
-    assert written >= {"RLOOConfig.suggested", "RLOOTrainer", "evaluate", "load_policy"}
-    assert len(README.read_text().splitlines()) <= 120, "two screens"
-
-
 def test_the_readmes_audit_prints_the_lines_that_stand_below_it(capsys: pytest.CaptureFixture[str]) -> None:
     section = README.read_text().split("\n## Audit a reward")[1].split("\n## ")[0]
     code, shown = re.findall(r"^```(?:python)?\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
     exec(code, {})
     assert set(shown.splitlines()) <= set(capsys.readouterr().out.splitlines())
 
+
+def test_the_skills_front_matter_has_a_name_and_a_description_within_the_formats_limits() -> None:
+    found = yaml.safe_load(SKILL.read_text().split("---\n")[1])
+    assert set(found) == {"name", "description"}
+    assert re.fullmatch(r"[a-z0-9-]{1,64}", found["name"])
+    assert 0 < len(found["description"]) <= 1024
+
+
+def test_the_skills_snippets_run_one_after_the_other(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    snippets = "\n".join(blocks(SKILL))
+    done = script(snippets, RLOO_KIT_STEPS="2", RLOO_KIT_MODEL="", HF_HUB_OFFLINE="1")
+    assert "no exploit" in done.stdout
+    assert (tmp_path / "out/skill-adapter/adapter_config.json").exists()
+
+
+# --- examples: a GRPO script of Unsloth's users, and the few lines that turn it to RLOO ----------------------
+
+SMALL = {
+    '"unsloth/Qwen3-4B-Base"': "TINY",
+    "max_seq_length = 1024": "max_seq_length = 128",
+    "max_completion_length = 512": "max_completion_length = 8",
+    "max_steps = 100": "max_steps = 2",
+    "warmup_steps=10": "warmup_steps=0",
+}
+"""What a test of two steps on the tiny policy writes instead."""
+
+
+def example(name: str) -> str:
+    return (EXAMPLES / f"{name}.py").read_text()
+
+
+def test_a_grpo_script_is_turned_to_rloo_by_at_most_five_lines_which_the_pages_show() -> None:
+    lines = difflib.ndiff(*(example(name).splitlines() for name in ("unsloth_grpo", "unsloth_rloo")))
+    changed = [line[0] + line[2:] for line in lines if line[0] in "+-"]
+    gone = [line for line in changed if line[0] == "-"]
+    assert 0 < max(len(gone), len(changed) - len(gone)) <= 5
+    assert all("GRPO" in line for line in gone)
+    for page in (README, ROOT / "docs" / "coming-from-grpo.md"):
+        (shown,) = re.findall(r"```diff\n(.*?)```", page.read_text(), re.DOTALL)
+        assert sorted(shown.splitlines()) == sorted(changed), page.name
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("name", ["unsloth_grpo", "unsloth_rloo"])
+@pytest.mark.filterwarnings("ignore:.*were cut:UserWarning")
+def test_an_example_trains_saves_and_samples(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = example(name)
+    for written, small in SMALL.items():
+        assert code.count(written) == 1, written
+        code = code.replace(written, small)
+    ran: dict[str, Any] = {"TINY": str(TINY.checkpoint())}
+    exec(compile(code, f"{name}.py", "exec"), ran)
+    assert ran["trainer"].state.global_step == 2
+    assert (tmp_path / "lora" / "adapter_model.safetensors").exists()
+    logged = [entry for entry in ran["trainer"].state.log_history if "reward" in entry]
+    assert {f"rewards/{reward}_reward/mean" for reward in ("format", "tags", "answer")} <= set(logged[-1])
+    assert "What is 17 + 25?" in capsys.readouterr().out
+
+
+# --- links, generated parts, figures ------------------------------------------------------------------------
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -114,7 +167,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_an_internal_link_leads_to_a_tracked_file_and_to_a_heading_in_it(page: Path) -> None:
     tracked = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
     files = {ROOT / name for name in tracked}
@@ -134,46 +187,17 @@ def test_every_page_is_in_the_sites_navigation() -> None:
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
 
-REFERENCE = re.compile(r":(?:mod|class|func|meth|attr|data|exc):`(?:[^`<]*<)?~?([^`>]+)>?`")
-
-
-def leads_somewhere(reference: str, file: Path) -> bool:
-    defined = given(file.read_text())
-    if reference.split(".")[0] in {*rloo_kit.__all__} - defined:
-        reference = f"rloo_kit.{reference}"  # a public name, in a room that may not import it
-    if not reference.startswith((".", "rloo_kit", "rewards")):
-        return set(reference.split(".")) <= defined
-    package = ".".join(file.relative_to(ROOT).parent.parts)
-    path = package + reference if reference.startswith(".") else reference
-    try:
-        pkgutil.resolve_name(path)
-    except (ImportError, AttributeError):
-        owner, _, name = path.rpartition(".")  # a field without a default is no attribute
-        return name in getattr(pkgutil.resolve_name(owner), "__dataclass_fields__", {})
-    return True
-
-
-def test_a_reference_in_a_docstring_leads_to_a_name_that_exists() -> None:
-    found = [(reference, file) for file in SOURCES for reference in REFERENCE.findall(file.read_text())]
-    assert [(named(file), name) for name, file in found if not leads_somewhere(name, file)] == []
+def test_a_reference_in_a_docstring_ends_in_a_name_that_exists() -> None:
+    defined = set().union(*({file.stem, file.parent.name, *given(file.read_text())} for file in SOURCES))
+    reference = re.compile(r":(?:mod|class|func|meth|attr|data|exc):`[^`]*?(\w+)>?`")
+    found = [(file.name, name) for file in SOURCES for name in reference.findall(file.read_text())]
+    assert [(file, name) for file, name in found if name not in defined] == []
 
 
 def test_a_generated_page_is_what_the_code_gives() -> None:
     assert [page.name for page in docs.stale()] == [], "python scripts/docs.py writes them"
-
-
-def test_every_block_that_can_be_generated_is_on_a_page_that_says_by_which_command() -> None:
-    marked = {found["name"]: page for page in PAGES for found in docs.MARKS.finditer(page.read_text())}
-    assert set(marked) == set(docs.BLOCKS)
-    for page in marked.values():
-        assert "written by `python scripts/docs.py`" in " ".join(page.read_text().split()), page.name
-
-
-def test_an_interval_is_one_of_a_stored_result() -> None:
-    results = "".join(file.read_text() for file in (ROOT / "benchmarks" / "results").glob("*.md"))
-    intervals = re.findall(r"\[[-+]?\d[^\]]+\]", (ROOT / "docs" / "speed.md").read_text())
-    assert len(intervals) >= 5
-    assert [interval for interval in intervals if interval not in results] == []
+    marked = {found["name"] for page in PAGES for found in docs.MARKS.finditer(page.read_text())}
+    assert marked == set(docs.BLOCKS)
 
 
 def test_the_columns_that_a_line_shows_are_explained() -> None:
@@ -184,6 +208,13 @@ def test_the_columns_that_a_line_shows_are_explained() -> None:
     assert header in text
     explained = " ".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE))
     assert set(re.findall(r"`([^`]+)`", explained)) == set(header.split()) - {"step"}
+
+
+def test_an_interval_is_one_of_a_stored_result() -> None:
+    results = "".join(file.read_text() for file in (ROOT / "benchmarks" / "results").glob("*.md"))
+    intervals = re.findall(r"\[[-+]?\d[^\]]+\]", (ROOT / "docs" / "speed.md").read_text())
+    assert len(intervals) >= 5
+    assert [interval for interval in intervals if interval not in results] == []
 
 
 @pytest.mark.parametrize(

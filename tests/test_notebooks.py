@@ -15,8 +15,6 @@ import pytest
 
 from tests.conftest import ROOT
 
-sys.path.insert(0, str(ROOT / "scripts"))
-
 import install  # isort: skip - of scripts/
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -63,17 +61,15 @@ def test_every_notebook_begins_with_the_same_cell_that_imports_nothing_of_the_st
     assert len(code.splitlines()) <= 20
 
 
-def test_where_the_kit_is_the_first_cell_does_nothing(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("subprocess.run", lambda *args, **kwargs: pytest.fail("something was run"))
-    exec(install_cell(NOTEBOOKS[0]), {})
-    assert capfd.readouterr() == ("", "")
+INSTALL = [sys.executable, "../scripts/install.py"]
 
 
-@pytest.mark.parametrize("checkout", [True, False])
-def test_elsewhere_it_takes_the_checkout_or_clones_one_and_installs_it_here(
-    checkout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("installed", "checkout", "runs"),
+    [(True, True, []), (False, True, [INSTALL]), (False, False, [["git", "clone"], INSTALL])],
+)
+def test_the_first_cell_does_nothing_where_the_kit_is_and_else_installs_the_checkout_or_a_clone_here(
+    installed: bool, checkout: bool, runs: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[list[str]] = []
 
@@ -84,11 +80,11 @@ def test_elsewhere_it_takes_the_checkout_or_clones_one_and_installs_it_here(
 
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(ROOT / "notebooks" if checkout else tmp_path / "notebooks")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: installed or None)
     monkeypatch.setattr("subprocess.run", run)
     exec(install_cell(NOTEBOOKS[0]), {})
-    assert ran[-1] == [sys.executable, "../scripts/install.py", "--here"]
-    assert [command[:2] for command in ran[:-1]] == ([] if checkout else [["git", "clone"]])
+    assert [command[:2] for command in ran] == runs
+    assert all(command[2:] == ["--here"] for command in ran[-1:])
 
 
 KEPT, NEVER = ("torch==2.14.0+cu130", "triton==3.7.0"), ("torchvision", "torchaudio", "xformers")
@@ -166,13 +162,8 @@ def test_a_number_in_a_notebooks_text_stands_in_its_code_its_outputs_or_a_page_t
     for cell in cells:
         if cell["cell_type"] == "markdown":
             text = "".join(cell["source"])
-            pages = [notebook.parent / link for link in re.findall(r"\]\(([^)#]+)", text)]
-            linked = {
-                n
-                for page in pages
-                if page.suffix in {".md", ".toml", ".json"}
-                for n in NUMBER.findall(page.read_text())
-            }
+            pages = re.findall(r"\]\(([^)#]+\.(?:md|toml|json))", text)
+            known = shown.union(*(NUMBER.findall((notebook.parent / page).read_text()) for page in pages))
             said = {number for number in NUMBER.findall(NOT_OURS.sub("", text)) if len(number) > 1}
             said -= BY_HAND.get(notebook.name[:2], {}).keys()
-            assert [number for number in said if not is_shown(number, shown | linked)] == [], text
+            assert [number for number in said if not is_shown(number, known)] == [], text

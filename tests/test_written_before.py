@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from rloo_kit.errors import ConfigError
-from tests.conftest import Completions
+from tests.conftest import ROOT, Completions
 
-WRITTEN = Path(__file__).resolve().parent / "data" / "written_by_0_1_0"
+WRITTEN = ROOT / "tests" / "data" / "written_by_0_1_0"
 WEIGHTS = load_file(WRITTEN / "adapter" / "adapter_model.safetensors")
 SETTINGS = {"num_generations": 4, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
 SETTINGS |= {"max_completion_length": 16, "save_steps": 2, "logging_steps": 1, "learning_rate": 1e-3}
@@ -26,10 +26,6 @@ SETTINGS |= {"max_completion_length": 16, "save_steps": 2, "logging_steps": 1, "
 
 def closed(completions: Completions, **kwargs: object) -> list[float]:
     return [float("</think>" in c[0]["content"]) + len(c[0]["content"]) / 1000 for c in completions]
-
-
-def lora_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: weight.clone() for name, weight in get_peft_model_state_dict(model).items()}
 
 
 def assert_same(found: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) -> None:
@@ -40,8 +36,7 @@ def assert_same(found: dict[str, torch.Tensor], stored: dict[str, torch.Tensor])
 
 
 def test_an_adapter_loads_with_exactly_its_weights() -> None:
-    policy = rloo_kit.load_policy(WRITTEN / "adapter")
-    assert_same(lora_of(policy.model), WEIGHTS)
+    assert_same(get_peft_model_state_dict(rloo_kit.load_policy(WRITTEN / "adapter").model), WEIGHTS)
 
 
 def test_a_stopped_run_resumes_with_its_weights_and_optimizer_and_says_what_is_not_known(
@@ -50,7 +45,7 @@ def test_a_stopped_run_resumes_with_its_weights_and_optimizer_and_says_what_is_n
     class Start(TrainerCallback):
         def on_step_begin(self, args: object, state: object, control: object, **kwargs: object) -> None:
             begun.append(state.global_step)
-            assert_same(lora_of(trainer.model), WEIGHTS)
+            assert_same(get_peft_model_state_dict(trainer.model), WEIGHTS)
             for index, moments in trainer.optimizer.state_dict()["state"].items():
                 assert_same(moments, optimizer["state"][index])
 
@@ -61,13 +56,9 @@ def test_a_stopped_run_resumes_with_its_weights_and_optimizer_and_says_what_is_n
     begun: list[int] = []
 
     def trainer_with(**lora: int) -> rloo_kit.RLOOTrainer:
-        return rloo_kit.RLOOTrainer(
-            model=rloo_kit.load_policy("tiny", lora_rank=2, seed=0, **lora),
-            reward_funcs=closed,
-            args=rloo_kit.RLOOConfig(output_dir=str(tmp_path), max_steps=3, **SETTINGS),
-            train_dataset=task.train,
-            callbacks=[Start()],
-        )
+        policy = rloo_kit.load_policy("tiny", lora_rank=2, seed=0, **lora)
+        config = rloo_kit.RLOOConfig(output_dir=str(tmp_path), max_steps=3, **SETTINGS)
+        return rloo_kit.RLOOTrainer(policy, closed, config, task.train, callbacks=[Start()])
 
     with pytest.raises(ConfigError, match=r"lora_alpha=7 \(it was 2\)"):
         trainer_with(lora_alpha=7).train(resume_from_checkpoint=str(checkpoint))

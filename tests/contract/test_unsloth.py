@@ -6,7 +6,6 @@ import inspect
 import json
 from pathlib import Path
 
-import bitsandbytes
 import pytest
 import unsloth
 from unsloth import FastLanguageModel
@@ -32,7 +31,7 @@ CHANGED_ON_A_GPU = {
 }
 
 GPU_PATH = """
-import sys, dataclasses, inspect, json
+import dataclasses, inspect, json
 import unsloth, trl, torch, torch.nn.attention
 stock = {item.name: item.default for item in dataclasses.fields(trl.RLOOConfig)}
 unsloth.models.rl._patch_trl_rl_trainers_impl("rloo_trainer")
@@ -43,21 +42,11 @@ found = {
     "name": trl.RLOOTrainer.__name__,
 }
 
-from unsloth.models import _decode_graphs, llama
+from unsloth.models import llama
 found["generate"] = inspect.getsource(llama.unsloth_fast_generate)
-found["release"] = inspect.getsource(_decode_graphs.release_for_training)
-
-from rloo_kit.policy.generate import decode_graphs
-_decode_graphs._DEFAULT_OK = True  # as on an NVIDIA GPU
-with decode_graphs(torch.nn.Module()):
-    inside = _decode_graphs.enabled()
-found["graphs"] = [inside, _decode_graphs.enabled()]
 
 from unsloth.models._attn_mask_compat import _prepare_4d_causal_attention_mask_for_sdpa
 from unsloth.utils import attention_dispatch as dispatch
-import sys
-sys.path.insert(0, "benchmarks/pretended")
-from gauge import TensorGauge
 
 ROWS, LONG, HEADS, WIDTH = 3, 256, 4, 8
 draw = torch.Generator().manual_seed(0)
@@ -82,20 +71,7 @@ right[0, -50:] = 0
 # torch's flash attention packs bfloat16 by what the processor has, and fails where ATEN_CPU_CAPABILITY allows less.
 with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
     differs = (attended(additive(right)) - attended(None)).abs().amax((2, 3))
-
-left = torch.ones(ROWS, LONG, dtype=torch.long)
-left[0, :5] = 0
-mask = additive(left)
-torch.nn.functional.scaled_dot_product_attention = lambda q, *args, **kwargs: q
-with (gauge := TensorGauge([q, k, v])):
-    attended(mask)
-pairs = ROWS * LONG * LONG
-found["mask"] = {
-    "additive": mask.nbytes / pairs,
-    "beside": (gauge.peak_bytes - gauge.live_bytes) / pairs,
-    "read": float(differs[right.bool()].max()),
-    "unread": float(differs[~right.bool()].max()),
-}
+found["mask"] = {"read": float(differs[right.bool()].max()), "unread": float(differs[~right.bool()].max())}
 print(json.dumps(found))
 """
 
@@ -118,13 +94,10 @@ def test_ours_sets_what_the_generated_config_changes_and_passes_known_arguments(
     assert ours <= set(gpu_path["arguments"])
 
 
-def test_the_mask_costs_four_bytes_a_pair_and_changes_nothing_without_padded_prompts(gpu_path: dict) -> None:
-    """Which ``formulas.Step`` plans, and which lets the trainer drop it where all prompts are of one length."""
-    mask = gpu_path["mask"]
-    assert mask["additive"] == 2
-    assert 1.9 < mask["beside"] < 2.1, "two bool copies"
-    assert mask["read"] == 0, "padding on the right is hidden by causal attention"
-    assert mask["unread"] > 0, "the padding's own rows, which are never read"
+def test_the_mask_changes_nothing_that_is_read_where_padding_is_on_the_right_alone(gpu_path: dict) -> None:
+    """So the trainer leaves it out where all prompts are of one length."""
+    assert gpu_path["mask"]["read"] == 0, "hidden by causal attention"
+    assert gpu_path["mask"]["unread"] > 0, "the padding's own rows"
 
 
 def test_a_generate_that_fails_on_a_gpu_leaves_the_model_sampling_and_its_buffers_where_they_are(
@@ -136,15 +109,6 @@ def test_a_generate_that_fails_on_a_gpu_leaves_the_model_sampling_and_its_buffer
     for line in ("FastLlamaModel.for_inference(self)", "finally:", "end_generation()", *restored):
         end = source.index(line, end)
     assert all(source.count(line) == 1 for line in restored), "not where an error passes"
-    assert "def release_for_training(model):" in gpu_path["release"]
-
-
-def test_generate_asks_once_a_call_whether_it_decodes_by_graphs_which_the_kit_switches_on(
-    gpu_path: dict,
-) -> None:
-    """Unsloth does so in a trainer's generate; ``Policy.generate`` and evaluations are to be as fast."""
-    assert gpu_path["graphs"] == [True, False], "while inside rloo_kit.policy.generate.decode_graphs"
-    assert gpu_path["generate"].count("graphs = _decode_graphs.enabled()") == 1
 
 
 def test_the_loader_takes_what_load_policy_passes_and_the_name_for_bfloat16_exists() -> None:
@@ -172,6 +136,19 @@ LINES = (
     ("unsloth/models/rl.py", '"if _is_quantized_model:",\n        "if False:",'),
     # Why UNSLOTH_BLOCK_COMPILE=0 leaves layers uncompiled (session/import_order.py).
     ("unsloth/models/_block_compile.py", 'os.environ.get("UNSLOTH_BLOCK_COMPILE", "1") != "0"'),
+    # Why UNSLOTH_BNB_GEMM_4BIT=1 (session/import_order.py): products with few rows read 4-bit weights directly.
+    ("unsloth/kernels/utils.py", 'os.environ.get("UNSLOTH_BNB_GEMM_4BIT") == "1"'),
+    ("unsloth/kernels/utils.py", "_BNB_GEMM_4BIT_MAX_ROWS = 16"),
+    ("unsloth/kernels/utils.py", "_BNB_GEMM_4BIT_ARCHS = {(7, 5)}"),
+    ("unsloth/kernels/utils.py", "_GEMV_ROWS_BY_ARCH = {(7, 5): 4, (8, 0): 2, (8, 9): 4, (12, 0): 4}"),
+    ("bitsandbytes/backends/cuda/ops.py", "def _gemm_4bit_use_custom_cuda(device_index, dtype, M, N, K):"),
+    # What policy.generate.decode_graphs answers, so that evaluations are as fast as a trainer's sampling.
+    ("unsloth/models/llama.py", "graphs = _decode_graphs.enabled()"),
+    ("unsloth/models/_decode_graphs.py", "def release_for_training(model):"),
+    # Why policy.generate.head_in_one_product: lm_head is given a slice.
+    ("unsloth/models/llama.py", "down = fast_linear_forward(self.down_proj, gate, out = up[:, :, :hd])"),
+    ("unsloth/models/llama.py", "logits = self.lm_head(hidden_states.to(dtype))"),
+    ("unsloth/models/llama.py", 'kwargs["cache_implementation"] = "dynamic"'),
     # Why benchmarks/gpu/plain.py takes autocast's rounding for a policy in float32: Unsloth switches it on.
     ("unsloth/models/rl.py", "args.bf16 = use_bf16_amp"),
     # Why benchmarks/gpu/plain.py keeps the reference in training mode: else a CPU with AVX512-BF16 packs its weights.
@@ -184,26 +161,3 @@ LINES = (
 def test_lines_that_the_kit_answers_to_are_there(file: str, line: str) -> None:
     packages = Path(unsloth.__file__).parent.parent
     assert line in (packages / file).read_text()
-
-
-def test_the_switch_of_4_bit_products_and_the_slice_that_lm_head_is_given_are_where_they_were() -> None:
-    """Reasons for UNSLOTH_BNB_GEMM_4BIT=1 (session/import_order.py) and for ``generate.head_in_one_product``."""
-    folder = Path(unsloth.__file__).parent
-    for file, lines in {
-        "kernels/utils.py": (
-            "_BNB_GEMM_4BIT_MAX_ROWS = 16",
-            "_BNB_GEMM_4BIT_ARCHS = {(7, 5)}",
-            'os.environ.get("UNSLOTH_BNB_GEMM_4BIT") == "1"',
-            "_GEMV_ROWS_BY_ARCH = {(7, 5): 4, (8, 0): 2, (8, 9): 4, (12, 0): 4}",
-        ),
-        "models/llama.py": (
-            "down = fast_linear_forward(self.down_proj, gate, out = up[:, :, :hd])",
-            "logits = self.lm_head(hidden_states.to(dtype))",
-            'kwargs["cache_implementation"] = "dynamic"',
-        ),
-    }.items():
-        text = (folder / file).read_text()
-        for line in lines:
-            assert line in text, f"{line} in unsloth's {file}: look at what a step's bytes are now"
-    memory = (Path(bitsandbytes.__file__).parent / "backends" / "cuda" / "ops.py").read_text()
-    assert "def _gemm_4bit_use_custom_cuda(device_index, dtype, M, N, K):" in memory
