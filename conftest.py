@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-# Tests and notebooks compute as the kit does unless it is asked; tests/test_bfloat16.py asks.
+# Tests and notebooks compute as the kit does unless it is asked; tests/gpu_path/test_user.py asks.
 os.environ.pop("UNSLOTH_CPU_BF16", None)
 
 TRAINING = {"policy", "fresh_policy", "loaded_once", "make_trainer", "script"}

@@ -112,12 +112,8 @@ def random_rewards(completions: Completions, completion_ids: list[list[int]], **
 ARGUMENTS = ("model", "train_dataset", "eval_dataset", "processing_class", "callbacks", "args")
 """Of the trainer; every other keyword of ``make_trainer`` is a field of its config."""
 
-SMALL: dict[str, Any] = {
-    "num_generations": 2,
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 1,
-}
-SMALL |= {"max_steps": 1, "max_completion_length": 8, "save_strategy": "no", "beta": 0.0}
+SMALL: dict[str, Any] = {"max_steps": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+SMALL |= {"num_generations": 2, "max_completion_length": 8, "save_strategy": "no", "beta": 0.0}
 
 
 @pytest.fixture
@@ -137,10 +133,8 @@ def make_trainer(policy: rloo_kit.Policy, task: Task, tmp_path: Path) -> Callabl
 @pytest.fixture(scope="session")
 def qwen3_config() -> Callable[[rloo_kit.Checkpoint], Qwen3Config]:
     """``qwen3_config(checkpoint)``: the transformers configuration of a catalogue entry."""
-    import importlib  # by name: mypy knows the file as part of the folder benchmarks, and not as a package
+    from benchmarks.gpu.memory import config_of
 
-    config_of: Callable[[rloo_kit.Checkpoint], Qwen3Config]
-    config_of = importlib.import_module("benchmarks.gpu.memory").config_of
     return config_of
 
 

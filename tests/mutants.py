@@ -15,15 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def is_noticed(folder: Path, mutant: dict[str, str]) -> bool:
-    """Whether a test fails with the bug.
-
-    Raises:
-        ValueError: the old text is not there exactly once.
-    """
+    """Whether a test fails with the bug; tests/test_packaging.py checks that its old text is there once."""
     file = folder / mutant["file"]
     text = file.read_text()
-    if text.count(mutant["old"]) != 1:
-        raise ValueError(f"{mutant['old']!r} is not once in {mutant['file']}: change it in mutants.toml")
     file.write_text(text.replace(mutant["old"], mutant["new"]))
     try:
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:warnings", *mutant["tests"].split()]
@@ -38,10 +32,8 @@ def main() -> None:
     mutants = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["mutant"]
     asked = [one for one in mutants if all(word in one["why"] for word in sys.argv[1:])]
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "copy"
-        shutil.copytree(
-            ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(".git", "out", "__pycache__")
-        )
+        folder, left = Path(scratch) / "copy", shutil.ignore_patterns(".git", "out", "__pycache__")
+        shutil.copytree(ROOT, folder, symlinks=True, ignore=left)
         found = [is_noticed(folder, mutant) for mutant in asked]
     for mutant, noticed in zip(asked, found, strict=True):
         print("noticed " if noticed else "NOT SEEN", mutant["file"], "-", mutant["why"])

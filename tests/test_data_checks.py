@@ -1,7 +1,4 @@
-"""Datasets, prompt lengths and reward functions, refused before a GPU is used.
-
-Each case of the tables is given to the check itself, without a trainer or a policy.
-"""
+"""Datasets, prompt lengths and reward functions, refused before a GPU is used: each check by itself."""
 
 import functools
 import math
@@ -19,9 +16,7 @@ from rloo_kit.errors import DatasetError, RewardError
 from rloo_kit.tasks import Task
 
 CHAT = [{"role": "user", "content": "What is 1 + 2?"}]
-ARGS: Any = types.SimpleNamespace(
-    generation_batch_size=8, num_generations=4
-)  # two prompts a generation batch
+TWO_PROMPTS: Any = types.SimpleNamespace(generation_batch_size=8, num_generations=4)
 CHAT_TOKENIZER: Any = types.SimpleNamespace(
     chat_template="{{ messages }}",
     apply_chat_template=lambda prompt, **how: str([one for one in prompt if one["role"] != "unknown"]),
@@ -36,10 +31,6 @@ def prompts(*given: object) -> Dataset:
 def stream(dataset: Dataset) -> IterableDataset:
     """A stream that knows neither its length nor its columns."""
     return IterableDataset.from_generator(lambda: iter(dataset))
-
-
-def said(role: str, content: str | None) -> list[dict[str, str | None]]:
-    return [{"role": "system", "content": "Be brief."}, {"role": role, "content": content}, *CHAT]
 
 
 TWO = prompts(CHAT, CHAT)
@@ -67,7 +58,7 @@ def test_a_bad_dataset_is_refused_with_row_or_column_and_todo(
     dataset: object, names: tuple[str, ...]
 ) -> None:
     with pytest.raises(DatasetError, match=r"train_dataset(.|\n)*What to do:") as caught:
-        data_checks.check_dataset(dataset, ARGS, CHAT_TOKENIZER)
+        data_checks.check_dataset(dataset, TWO_PROMPTS, CHAT_TOKENIZER)
     assert [name for name in names if name not in str(caught.value)] == []
     assert len(str(caught.value).splitlines()) == 3
 
@@ -85,23 +76,23 @@ def test_the_longest_prompts_are_found_by_their_text_the_earliest_first(make: An
 
 def test_conversations_need_a_chat_template_and_strings_do_not() -> None:
     with pytest.raises(DatasetError, match="conversations and the tokenizer has no chat template"):
-        data_checks.check_dataset(TWO, ARGS, BASE_TOKENIZER)
+        data_checks.check_dataset(TWO, TWO_PROMPTS, BASE_TOKENIZER)
     with pytest.raises(DatasetError, match="some prompts are texts and others are conversations"):
         data_checks.check_prompts(["a", CHAT], CHAT_TOKENIZER, "dataset")
-    data_checks.check_dataset(prompts("a", "b"), ARGS, BASE_TOKENIZER)
-    data_checks.check_dataset(TWO, ARGS, None)  # TRL will load the tokenizer by the model's name
+    data_checks.check_dataset(prompts("a", "b"), TWO_PROMPTS, BASE_TOKENIZER)
+    data_checks.check_dataset(TWO, TWO_PROMPTS, None)  # TRL will load the tokenizer by the model's name
 
 
 def test_an_evaluation_set_may_be_small_and_is_named_in_the_error() -> None:
-    data_checks.check_dataset(prompts("one"), ARGS, CHAT_TOKENIZER, "eval_dataset")
+    data_checks.check_dataset(prompts("one"), TWO_PROMPTS, CHAT_TOKENIZER, "eval_dataset")
     with pytest.raises(DatasetError, match=r"eval_dataset\['bad'\] is a Task(.|\n)*pass task.held_out"):
-        data_checks.check_dataset(TASK, ARGS, CHAT_TOKENIZER, "eval_dataset['bad']")
+        data_checks.check_dataset(TASK, TWO_PROMPTS, CHAT_TOKENIZER, "eval_dataset['bad']")
 
 
 @pytest.mark.parametrize("form", [stream, Dataset.to_iterable_dataset])
 def test_only_the_first_row_of_a_stream_is_read(form: Callable[[Dataset], IterableDataset]) -> None:
     streamed = form(prompts("a", " "))
-    data_checks.check_dataset(streamed, ARGS, CHAT_TOKENIZER)
+    data_checks.check_dataset(streamed, TWO_PROMPTS, CHAT_TOKENIZER)
     assert data_checks.longest_prompts(streamed) == ([0], ["a"])
     assert data_checks.reward_columns(streamed) == ["answer"]
 
@@ -118,41 +109,27 @@ def test_prompt_and_completion_must_fit_the_policys_length_and_the_longest_is_na
 
 
 def test_rewards_need_as_many_finite_weights_not_all_0() -> None:
-    data_checks.check_weights([min, max], [1.0, 0.0], where="RLOOConfig")
-    data_checks.check_weights([min, max], None, where="RLOOConfig")
-    for funcs, weights, says in (
-        ([min], [1.0, 1.0], "2 reward_weights for 1 reward functions"),
-        ([min], [math.inf], "finite and not all 0"),
-        ([min, max], [0.0, 0.0], "finite and not all 0"),
-    ):
+    for right in ([1.0, 0.0], None):
+        data_checks.check_weights([min, max], right, where="RLOOConfig")
+    for wrong, says in (([1.0], "1 reward_weights for 2"), ([math.inf, 1], "finite"), ([0, 0], "not all 0")):
         with pytest.raises(RewardError, match=says):
-            data_checks.check_weights(funcs, weights, where="RLOOConfig")
+            data_checks.check_weights([min, max], wrong, where="RLOOConfig")
 
 
 THOUGHT, JUDGE = rewards.thinking_reward(), functools.partial(rewards.rubric_reward, {"clear": "clear"}, max)
+NESTED = rewards.weighted([rewards.answer_reward(), rewards.clipped(rewards.cached(THOUGHT))])
 QWEN = {"<think>": 151667, "</think>": 151668, "hm": 7}
-WITHOUT = (
-    {"hm": 7},
-    {"so": 151667, "then": 151668},
-    {"<think>": 151667},
-)  # none, other words, one of the two
+NEITHER, OTHER_WORDS, ONE_OF_TWO = {"hm": 7}, {"so": 151667, "then": 151668}, {"<think>": 151667}
 
 
 def a_tokenizer(vocabulary: dict[str, int]) -> Any:
     return types.SimpleNamespace(get_vocab=lambda: vocabulary)
 
 
-@pytest.mark.parametrize(
-    "reward",
-    [
-        THOUGHT,
-        rewards.weighted([rewards.answer_reward(), rewards.clipped(rewards.cached(THOUGHT))]),
-        JUDGE(aim="thought"),
-    ],
-)
+@pytest.mark.parametrize("reward", [THOUGHT, NESTED, JUDGE(aim="thought")])
 def test_a_reward_of_a_thought_that_the_policy_cannot_write_is_refused(reward: Any) -> None:
     said = r"tokens 151667 and 151668(.|\n)*ThinkTokens.from_tokenizer\(policy.tokenizer\)"
-    for vocabulary in WITHOUT:
+    for vocabulary in (NEITHER, OTHER_WORDS, ONE_OF_TWO):
         with pytest.raises(RewardError, match=said) as caught:
             data_checks.check_thoughts([rewards.answer_reward(), reward], a_tokenizer(vocabulary))
         assert len(str(caught.value).splitlines()) == 3
@@ -162,6 +139,6 @@ def test_a_reward_of_a_thought_that_the_policy_cannot_write_is_refused(reward: A
 
 def test_a_reward_that_needs_no_tokens_of_a_thought_or_has_the_policys_is_taken() -> None:
     taken = [len, rewards.answer_reward(), JUDGE(aim="answer"), torch.nn.Linear(1, 1)]
-    data_checks.check_thoughts(taken, a_tokenizer({"hm": 7}))
+    data_checks.check_thoughts(taken, a_tokenizer(NEITHER))
     other = rewards.thinking_reward(rewards.ThinkTokens(3, 4))
     data_checks.check_thoughts([other], a_tokenizer({"[open]": 3, "[close]": 4}))

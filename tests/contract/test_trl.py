@@ -103,6 +103,7 @@ def test_a_reward_gets_the_keywords_that_guarded_expects_and_the_progress_lines_
     assert shown | also <= logged
 
 
+NOT_PUSHED = 'ignore_patterns=["_*", f"{PREFIX_CHECKPOINT_DIR}-*"]'
 LINES = {
     # Why the trainer overrides it: resuming ignores the adapter beside subfolders.  If it fails, the override can go.
     Trainer._load_from_checkpoint: ("if adapter_subdirs:", "for subdir_name in adapter_subdirs:"),
@@ -113,14 +114,8 @@ LINES = {
     # rloo_kit.train.checkpointing writes all of it aside, and seals it when the last of them is there.
     Trainer._save_checkpoint: ("self.save_model", "_save_optimizer_and", "_save_rng", "TRAINER_STATE_NAME"),
     # What the kit keeps in a run's folder for itself begins with "_", and is not for the hub.
-    Trainer.push_to_hub: (
-        "folder_path=self.args.output_dir",
-        'ignore_patterns=["_*", f"{PREFIX_CHECKPOINT_DIR}-*"]',
-    ),
-    Trainer._push_from_checkpoint: (
-        "folder_path=output_dir",
-        'ignore_patterns=["_*", f"{PREFIX_CHECKPOINT_DIR}-*"]',
-    ),
+    Trainer.push_to_hub: ("folder_path=self.args.output_dir", NOT_PUSHED),
+    Trainer._push_from_checkpoint: ("folder_path=output_dir", NOT_PUSHED),
     # rloo_kit.train.finite_gradients reads gradients in that hook.
     Trainer: ("on_pre_optimizer_step", "self.optimizer.step()"),
     # rloo_kit.train.microbatches trims columns: what is masked within them must cost nothing.  And cpu_logprobs hands

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CLEAN_ENVIRONMENT, ROOT, Done
-
-sys.path.insert(0, str(ROOT))
-
 from benchmarks import pretended
 from benchmarks.gpu import report
+from tests.conftest import CLEAN_ENVIRONMENT, ROOT, Done
 
 collect_ignore = ["run_as_user.py"]  # a script, which --doctest-modules would import
 

@@ -1,4 +1,4 @@
-"""What a user does with the bundled tiny policy, from the first line to the last, under a card; for test_user.py.
+"""What a user does with the bundled tiny policy, from the first line to the last; for test_user.py.
 
 Prints a line "== NAME" before each part, and at the end the facts as JSON.
 """
@@ -26,7 +26,7 @@ facts["device"], facts["bf16"] = env.device, env.bf16
 
 part("load")
 policy = rloo_kit.load_policy("tiny")
-facts["policy is on"] = str(policy.device)
+facts["policy is on"], facts["weights"] = str(policy.device), str(policy.model.dtype)
 task = rloo_kit.tasks.addition(n_train=64, n_held_out=4, seed=0)
 
 
@@ -45,14 +45,14 @@ def lora(policy: rloo_kit.Policy) -> list[float]:
 part("plan")
 trainer = trainer_of(policy, max_steps=2, save_strategy="steps", save_steps=1)
 plan = rloo_kit.plan(policy, trainer.args, prompt_tokens=40)
-facts["plan"] = {"fits": str(plan.fits), "device": plan.device.name, "phases": list(plan.phases)}
-facts["precision"] = {"bf16": trainer.args.bf16, "fp16": trainer.args.fp16}
+facts["fits"], facts["planned for"] = str(plan.fits), plan.device.name
+facts["autocast"] = trainer.args.bf16
 
 part("train")
 before = lora(policy)
 trainer.train()
 facts["moved"] = lora(policy) != before
-facts["lora dtypes"] = sorted({str(p.dtype) for p in policy.model.parameters() if p.requires_grad})
+facts["lora"] = sorted({str(p.dtype) for p in policy.model.parameters() if p.requires_grad})
 facts["log"] = [entry for entry in trainer.state.log_history if "reward" in entry]
 facts["peaks"] = {phase: peak.allocated_bytes for phase, peak in trainer.memory.peaks.items()}
 
@@ -62,29 +62,24 @@ resumed.train(resume_from_checkpoint=True)
 facts["resumed to"] = resumed.state.global_step
 
 part("again, truncated and accumulated")
-again = trainer_of(
-    policy,
-    max_steps=1,
-    mask_truncated_completions=True,
-    max_completion_length=2,
-    output_dir=sys.argv[1] + "-2",
-    per_device_train_batch_size=2,
-    gradient_accumulation_steps=2,
-)
+settings = {"max_steps": 1, "max_completion_length": 2, "mask_truncated_completions": True}
+settings |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+again = trainer_of(policy, output_dir=sys.argv[1] + "-2", **settings)
 again.train()
 facts["again"] = again.state.global_step
 facts["dead where all is cut"] = again.state.log_history[0].get("zero_variance_groups")
 
 part("evaluate")
-evaluated = rloo_kit.evaluate(policy, task)
-facts["evaluated"] = len(evaluated.completions)
+facts["evaluated"] = str(rloo_kit.evaluate(policy, task))
 
 part("save")
 folder = policy.save(sys.argv[1] + "-adapter")
 prompts = task.held_out["prompt"][:2]
-kept = [one.ids for one in policy.generate(prompts, greedy=True, max_new_tokens=6)]
 reloaded = rloo_kit.load_policy(folder)
-facts["reloaded"] = [one.ids for one in reloaded.generate(prompts, greedy=True, max_new_tokens=6)] == kept
+ids = [
+    [one.ids for one in made.generate(prompts, greedy=True, max_new_tokens=6)] for made in (policy, reloaded)
+]
+facts["reloaded"] = ids[0] == ids[1] and lora(policy) == lora(reloaded)
 
 part("release")
 del trainer, resumed, again, reloaded, policy, plan

@@ -1,16 +1,16 @@
 """The checks of ``make gpu-check``, so that the command has run before it meets a card.
 
-Those of an update beside plain PEFT are test_bfloat16.py's and test_float16.py's.
+Those of an update beside plain PEFT are test_against_plain.py's.
 """
 
 import pytest
 
 from benchmarks.gpu import checks
 from benchmarks.gpu.report import Outcomes
-from benchmarks.gpu.runner import MEASURED, NOT_RUN, PASSED
+from benchmarks.gpu.runner import MEASURED, PASSED
 from tests.gpu_path.conftest import Rehearsed
 
-pytestmark = pytest.mark.long  # make gpu-path; make test runs the command for test_bfloat16.py
+pytestmark = pytest.mark.long  # make gpu-path; make test runs the command for test_against_plain.py
 CHECKS = ("memory/qwen3-4b", "hygiene", "memory/qwen3-8b", "speed", "correct/save and resume", "correct/fp16")
 CHECKS += ("correct/learns", "4-bit")
 
@@ -23,11 +23,6 @@ def outcomes(rehearsed: Rehearsed) -> Outcomes:
 @pytest.mark.parametrize("name", [one.name for one in checks.chosen(CHECKS) if one.rehearsed])
 def test_a_check_runs_to_its_end_and_holds_its_limits(outcomes: Outcomes, name: str) -> None:
     assert outcomes[name].status in (PASSED, MEASURED), outcomes[name]
-
-
-def test_what_no_pretended_card_can_show_is_not_run(outcomes: Outcomes) -> None:
-    left_out = {name for name, outcome in outcomes.items() if outcome.status == NOT_RUN}
-    assert left_out == {one.name for one in checks.chosen(CHECKS) if not one.rehearsed}
 
 
 def test_what_stands_in_memory_is_planned_to_the_byte(outcomes: Outcomes) -> None:

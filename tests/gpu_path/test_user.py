@@ -1,24 +1,30 @@
-"""A notebook's way on an RTX 4060, from the first line to the last: what it computes, and what it prints."""
+"""A notebook's way from the first line to the last, on an RTX 4060 and on a CPU that is asked for bfloat16."""
 
 import json
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.conftest import ROOT
-from tests.gpu_path.conftest import Pretended
+from tests.conftest import ROOT, Script
 
-STEP = re.compile(r" +\d+/\d+ +[+-]\d")
+RUN = ROOT / "tests" / "gpu_path" / "run_as_user.py"
+STEP, HEAD = re.compile(r" +\d+/\d+ +[+-]\d"), re.compile(r" +step  reward")
 AGAIN = "again, truncated and accumulated"
-HEAD = re.compile(r" +step  reward")
+CARD = "rtx 4060"
+PLACES: dict[str, dict[str, Any]] = {
+    CARD: {"device": "cuda", "policy is on": "cuda:0", "planned for": f"Pretended {CARD}", "autocast": True},
+    "cpu": {"device": "cpu", "policy is on": "cpu", "planned for": "this CPU", "autocast": False},
+}
 
 
-class Said(dict[str, Any]):
-    """Facts, and what was printed in each part."""
+class Said(NamedTuple):
+    """Facts, and what was printed in each part, out and err."""
 
+    place: str
+    facts: dict[str, Any]
     out: dict[str, list[str]]
-    errors: dict[str, list[str]]
+    err: dict[str, list[str]]
 
 
 def parts(text: str) -> dict[str, list[str]]:
@@ -31,35 +37,38 @@ def parts(text: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def said(on_card: Pretended, tmp_path_factory: pytest.TempPathFactory) -> Said:
-    folder = tmp_path_factory.mktemp("user")
-    done = on_card("rtx 4060", str(ROOT / "tests/gpu_path/run_as_user.py"), str(folder / "run"))
-    *lines, facts = done.stdout.splitlines()
-    found = Said(json.loads(facts))
-    found.out, found.errors = parts("\n".join(lines)), parts(done.stderr)
-    return found
+@pytest.fixture(scope="module", params=PLACES)
+def said(request: pytest.FixtureRequest, script: Script, tmp_path_factory: pytest.TempPathFactory) -> Said:
+    folder = str(tmp_path_factory.mktemp("user") / "run")
+    if request.param == CARD:
+        done = request.getfixturevalue("on_card")(CARD, str(RUN), folder)
+    else:
+        done = script(RUN.read_text(), folder, UNSLOTH_CPU_BF16="1", HF_HUB_OFFLINE="1")
+    out, _, facts = done.stdout.strip().rpartition("\n")
+    return Said(request.param, json.loads(facts), parts(out), parts(done.stderr))
 
 
-def test_everything_is_on_the_card_and_planned_for_it_in_its_16_bits_and_the_lora_in_32(said: Said) -> None:
-    assert (said["device"], said["policy is on"]) == ("cuda", "cuda:0")
-    assert said["bf16"] is True
-    assert said["precision"] == {"bf16": True, "fp16": False}
-    assert said["lora dtypes"] == ["torch.float32"]
-    assert said["plan"]["device"] == "Pretended rtx 4060"
-    assert said["plan"]["fits"] == "fits"
-    assert "generate" in said["peaks"], "phases are measured"
-    assert all(size > 0 for size in said["peaks"].values())
+def test_everything_is_there_and_planned_for_it_in_16_bits_and_the_lora_in_32(said: Said) -> None:
+    facts, expected = said.facts, PLACES[said.place]
+    assert {name: facts[name] for name in expected} == expected
+    assert "computes in bfloat16" in "\n".join(said.out["prepare"])
+    assert (facts["bf16"], facts["weights"], facts["lora"]) == (True, "torch.bfloat16", ["torch.float32"])
+    assert facts["fits"] == "fits"
+    assert ("generate" in facts["peaks"]) is (said.place == CARD), "a GPU's phases are measured"
+    assert all(size > 0 for size in facts["peaks"].values())
 
 
 def test_steps_train_resume_train_again_and_are_saved_and_released(said: Said) -> None:
-    assert said["moved"]
-    assert [entry["step"] for entry in said["log"]] == [1, 2]
-    assert said["resumed to"] == 3
-    assert said["again"] == 1
-    assert said["dead where all is cut"] == 1.0
-    assert said["reloaded"]
-    assert said["left, MiB"] < 1
+    facts = said.facts
+    assert facts["moved"]
+    assert [entry["step"] for entry in facts["log"]] == [1, 2]
+    assert all(0 < entry["reward"] < 1 for entry in facts["log"])
+    assert facts["resumed to"] == 3
+    assert facts["again"] == 1
+    assert facts["dead where all is cut"] == 1.0
+    assert "nan" not in facts["evaluated"].lower()
+    assert facts["reloaded"]
+    assert facts["left, MiB"] < 1
 
 
 @pytest.mark.parametrize(("part", "steps"), [("train", 2), ("resume", 1), (AGAIN, 1)])
@@ -72,5 +81,4 @@ def test_a_step_prints_one_line_and_nothing_else(said: Said, part: str, steps: i
 
 def test_loading_evaluating_and_saving_print_nothing_and_no_part_warns(said: Said) -> None:
     assert [said.out[part] for part in ("load", "evaluate", "save")] == [[]] * 3
-    warned = {part: lines for part, lines in said.errors.items() if lines and part != AGAIN}
-    assert warned == {}
+    assert {part: lines for part, lines in said.err.items() if lines and part != AGAIN} == {}

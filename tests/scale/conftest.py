@@ -2,20 +2,15 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.conftest import CLEAN_ENVIRONMENT
+from tests.conftest import CLEAN_ENVIRONMENT, PATIENCE, ROOT
 
 collect_ignore_glob = ["worker.py"]  # a script, not a module with doctests
 
-ROOT = Path(__file__).parents[2]
-PATIENCE = 550  # seconds; pytest's own is 600, and a busy machine is slow
 SMALL = {"max_steps": 2, "per_device_train_batch_size": 2, "save_strategy": "no"}
 
 
@@ -52,12 +47,3 @@ def problems(told: list[dict[str, Any]]) -> dict[int, list[str]]:
         for step, text, _ in one["seen"]:
             found.setdefault(step, []).append(text)
     return {step: sorted(texts) for step, texts in found.items()}
-
-
-@pytest.fixture
-def port() -> int:
-    """A port that is free now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        found: int = one.getsockname()[1]
-        return found

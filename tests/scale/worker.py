@@ -48,11 +48,5 @@ trainer = rloo_kit.RLOOTrainer(model=policy, reward_funcs=reward, args=config, t
 trainer.train(resume_from_checkpoint=resume)
 policy.save(folder / "adapter")
 saved = sorted(path.name for path in (folder / "adapter").iterdir())  # whole, as soon as any process goes on
-state = trainer.accelerator.state
-told = {
-    "seen": seen,
-    "processes": state.num_processes,
-    "type": state.distributed_type.value,
-    "adapter": saved,
-}
+told = {"seen": seen, "processes": trainer.accelerator.num_processes, "adapter": saved}
 (folder / f"seen_{rank}.json").write_text(json.dumps(told))
