@@ -50,9 +50,7 @@ BY_HAND: dict[str, tuple[Function, list[list[float]], list[list[float]]]] = {
 
 @pytest.mark.parametrize(("estimator", "rewards", "expected"), BY_HAND.values(), ids=BY_HAND)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_advantages_are_those_worked_out_by_hand(
-    estimator: Function, rewards: list[list[float]], expected: list[list[float]], dtype: torch.dtype
-) -> None:
+def test_the_advantages_are_those_worked_out_by_hand(estimator, rewards, expected, dtype):
     found = estimator(torch.tensor(rewards, dtype=dtype))
     assert found.dtype == dtype
     close(found, expected)
@@ -60,7 +58,7 @@ def test_the_advantages_are_those_worked_out_by_hand(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
-def test_equal_rewards_give_exactly_0(estimator: Function, dtype: torch.dtype) -> None:
+def test_equal_rewards_give_exactly_0(estimator, dtype):
     # 0.1 and 1/3 have no exact sum: a plain mean of n of them is often not the value itself
     values = torch.tensor([0.1, 1 / 3, 0.7, 1e6 + 0.1, -1e-8, 123456.789], dtype=dtype)
     for size in range(2, 17):
@@ -71,7 +69,7 @@ def test_equal_rewards_give_exactly_0(estimator: Function, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("estimator", ALL_ESTIMATORS)
-def test_a_small_spread_on_top_of_a_large_reward_survives_float32(estimator: Function) -> None:
+def test_a_small_spread_on_top_of_a_large_reward_survives_float32(estimator):
     # steps of 1/16 are the finest that float32 holds at 1e6
     small = torch.tensor([[0.0, 0.0625, 0.125, 0.4375], [0.25, 0.0, 0.0, 0.0]])
     close(estimator(small + 1e6), estimator(small), rtol=1e-5, atol=0)
@@ -85,9 +83,7 @@ groups = st.integers(2, 12).flatmap(
 
 @settings(deadline=None)
 @given(groups)
-def test_rloo_is_the_reward_less_the_others_mean_and_dr_grpo_times_n_over_n_minus_1(
-    values: list[list[float]],
-) -> None:
+def test_rloo_is_the_reward_less_the_others_mean_and_dr_grpo_times_n_over_n_minus_1(values):
     rewards = torch.tensor(values, dtype=torch.float64)
     scored = ~rewards.isnan()
     n = scored.sum(1, keepdim=True).double()
@@ -102,9 +98,7 @@ def test_rloo_is_the_reward_less_the_others_mean_and_dr_grpo_times_n_over_n_minu
 
 @settings(deadline=None)
 @given(groups, st.sampled_from(ALL_ESTIMATORS))
-def test_advantages_are_finite_sum_to_0_in_order_and_no_group_knows_of_another(
-    values: list[list[float]], estimator: Function
-) -> None:
+def test_advantages_are_finite_sum_to_0_in_order_and_no_group_knows_of_another(values, estimator):
     rewards = torch.tensor(values, dtype=torch.float64)
     found = estimator(rewards)
     assert found.isfinite().all()
@@ -122,7 +116,7 @@ REWARDS = torch.tensor([[0.3, 0.9, -0.2, 0.0], [1.0, 0.0, 0.5, 0.6]], dtype=torc
 
 @given(groups)
 @settings(deadline=None)
-def test_normalizing_is_trls_and_leaves_a_group_without_a_signal_at_0(values: list[list[float]]) -> None:
+def test_normalizing_is_trls_and_leaves_a_group_without_a_signal_at_0(values):
     rewards = torch.tensor([*values, [0.1] * len(values[0])], dtype=torch.float32)
     scored, given_advantages = ~rewards.isnan(), rloo(rewards)
     found = advantages.normalized(given_advantages, scored)
@@ -134,7 +128,7 @@ def test_normalizing_is_trls_and_leaves_a_group_without_a_signal_at_0(values: li
         assert advantages.normalized(torch.tensor([pair]), torch.tensor([some])).eq(0).all(), "no spread"
 
 
-def test_the_total_reward_is_a_weighted_sum_over_the_rewards_that_apply() -> None:
+def test_the_total_reward_is_a_weighted_sum_over_the_rewards_that_apply():
     scores, weights = torch.tensor([[1.0, 2.0], [NAN, 2.0], [NAN, NAN]]), torch.tensor([1.0, -3.0])
     torch.testing.assert_close(
         advantages.total_rewards(scores, weights, None), torch.tensor([-5.0, -6.0, NAN]), equal_nan=True
@@ -142,13 +136,13 @@ def test_the_total_reward_is_a_weighted_sum_over_the_rewards_that_apply() -> Non
     close(advantages.total_rewards(scores[:2], weights, (-5.5, 1.0)), [-5.0, -5.5])
 
 
-def test_a_group_is_dead_where_its_scored_rewards_are_equal_or_fewer_than_two() -> None:
+def test_a_group_is_dead_where_its_scored_rewards_are_equal_or_fewer_than_two():
     rewards = torch.tensor([[0.1, 0.1, NAN], [0.1, 0.2, NAN], [1.0, NAN, NAN], [NAN, NAN, NAN]])
     assert advantages.zero_variance_groups(rewards).tolist() == [True, False, True, True]
 
 
 @pytest.fixture(autouse=True)
-def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_names(monkeypatch):
     monkeypatch.setattr(advantages, "ESTIMATORS", dict(advantages.ESTIMATORS))
 
 
@@ -156,7 +150,7 @@ def maximum(rewards: torch.Tensor) -> torch.Tensor:
     return rewards - rewards.amax(1, keepdim=True)
 
 
-def test_an_estimator_is_found_by_its_name_registered_once_and_numbered_where_the_name_is_taken() -> None:
+def test_an_estimator_is_found_by_its_name_registered_once_and_numbered_where_the_name_is_taken():
     for function in ALL_ESTIMATORS:
         estimator = advantages.find(function.__name__)
         assert (estimator.function, estimator.groupwise) == (function, function is not reinforce)
@@ -179,12 +173,12 @@ INVALID: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
 
 
 @pytest.mark.parametrize(("function", "says"), INVALID.values(), ids=INVALID)
-def test_an_estimator_that_returns_something_else_is_named(function: Function, says: str) -> None:
+def test_an_estimator_that_returns_something_else_is_named(function, says):
     with pytest.raises(ConfigError, match=f"{says}(.|\n)*'mine'"):
         advantages.register(function, "mine")
 
 
-def test_an_estimators_advantages_are_detached_cast_and_0_where_unscored() -> None:
+def test_an_estimators_advantages_are_detached_cast_and_0_where_unscored():
     def careless(rewards: torch.Tensor) -> torch.Tensor:
         return (rewards - rewards.nanmean()).double().requires_grad_()
 
@@ -202,7 +196,7 @@ def test_an_estimators_advantages_are_detached_cast_and_0_where_unscored() -> No
         (10.0, (10.0, 50.0, 9 + math.exp(-10))),
     ],
 )
-def test_the_kl_terms_are_those_worked_out_by_hand(log_ratio: float, expected: tuple[float, ...]) -> None:
+def test_the_kl_terms_are_those_worked_out_by_hand(log_ratio, expected):
     for name, value in zip(("k1", "k2", "k3"), expected, strict=True):
         term = advantages.KL_ESTIMATORS[name](torch.tensor([log_ratio], dtype=torch.float64))
         close(term, [value], rtol=1e-12, atol=1e-12)
@@ -226,7 +220,7 @@ def expected_gradient(estimator: Function, pays: torch.Tensor = PAYS) -> torch.T
     return torch.einsum("g,gk,gka->a", CHANCES, estimator(pays[EVERY_GROUP]), scores) / K
 
 
-def test_the_expected_gradient_is_the_true_one_shrunk_where_the_mean_contains_the_reward() -> None:
+def test_the_expected_gradient_is_the_true_one_shrunk_where_the_mean_contains_the_reward():
     close(expected_gradient(rloo), TRUE_GRADIENT, rtol=0, atol=1e-12)
     close(expected_gradient(dr_grpo), TRUE_GRADIENT * (K - 1) / K, rtol=0, atol=1e-12)
     assert torch.cosine_similarity(expected_gradient(grpo), TRUE_GRADIENT, dim=0) < 0.999, "points elsewhere"
@@ -245,7 +239,7 @@ def gradient_of(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tenso
     return torch.autograd.grad(function(logits), logits)[0]
 
 
-def test_k1_and_k3_are_unbiased_k2_is_not_and_k3_varies_less_than_k1() -> None:
+def test_k1_and_k3_are_unbiased_k2_is_not_and_k3_varies_less_than_k1():
     log_ratio, truth = POLICY.log() - REFERENCE.log(), true_kl(LOGITS)
     close(POLICY @ k1(log_ratio), truth, rtol=1e-12, atol=0)
     close(POLICY @ k3(log_ratio), truth, rtol=1e-12, atol=0)
@@ -253,7 +247,7 @@ def test_k1_and_k3_are_unbiased_k2_is_not_and_k3_varies_less_than_k1() -> None:
     assert POLICY @ k3(log_ratio).square() < POLICY @ k1(log_ratio).square()
 
 
-def test_the_expected_gradient_of_a_kl_term_inside_a_loss_and_paid_as_a_reward() -> None:
+def test_the_expected_gradient_of_a_kl_term_inside_a_loss_and_paid_as_a_reward():
     """Inside a loss the arms were drawn from the policy, but the draw is not differentiated."""
 
     def in_a_loss(estimate: Function) -> torch.Tensor:

@@ -30,9 +30,7 @@ TYPES: dict[str, tuple[Hint, list[tuple[Any, Any]], list[Any]]] = {
 
 
 @pytest.mark.parametrize(("hint", "right", "wrong"), TYPES.values(), ids=TYPES)
-def test_a_value_is_of_its_type_or_refused_in_three_parts(
-    hint: Hint, right: list[tuple[Any, Any]], wrong: list[Any]
-) -> None:
+def test_a_value_is_of_its_type_or_refused_in_three_parts(hint, right, wrong):
     for given, becomes in right:
         assert argument_types.check({"x": given}, {"x": hint}, "call") == {"x": becomes}
     for given in wrong:
@@ -55,9 +53,7 @@ def test_a_value_is_of_its_type_or_refused_in_three_parts(
         ("hot", float, "8 is usual"),
     ],
 )
-def test_the_nearest_right_value_is_suggested_or_the_advice_stands(
-    value: object, hint: Hint, todo: str
-) -> None:
+def test_the_nearest_right_value_is_suggested_or_the_advice_stands(value, hint, todo):
     with pytest.raises(ConfigError) as caught:
         argument_types.check({"x": value, "other": object()}, {"x": hint}, "call", {"x": "8 is usual"})
     assert caught.value.todo == todo

@@ -3,7 +3,6 @@
 import functools
 import math
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -54,9 +53,7 @@ BAD_DATASETS: dict[str, tuple[object, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("dataset", "names"), BAD_DATASETS.values(), ids=BAD_DATASETS)
-def test_a_bad_dataset_is_refused_with_row_or_column_and_todo(
-    dataset: object, names: tuple[str, ...]
-) -> None:
+def test_a_bad_dataset_is_refused_with_row_or_column_and_todo(dataset, names):
     with pytest.raises(DatasetError, match=r"train_dataset(.|\n)*What to do:") as caught:
         data_checks.check_dataset(dataset, TWO_PROMPTS, CHAT_TOKENIZER)
     assert [name for name in names if name not in str(caught.value)] == []
@@ -64,7 +61,7 @@ def test_a_bad_dataset_is_refused_with_row_or_column_and_todo(
 
 
 @pytest.mark.parametrize("make", [str, lambda text: [{"role": "user", "content": text}]])
-def test_the_longest_prompts_are_found_by_their_text_the_earliest_first(make: Any) -> None:
+def test_the_longest_prompts_are_found_by_their_text_the_earliest_first(make):
     given = [make("\u00e9" * size) for size in [3, 9, 1, 9, 4, 4, 8, 2, 9, 30, 5]]
     dataset = Dataset.from_dict({"prompt": given})
     rows = [9, 1, 3, 8]
@@ -74,7 +71,7 @@ def test_the_longest_prompts_are_found_by_their_text_the_earliest_first(make: An
     assert data_checks.longest_prompts(upper, count=1) == ([9], [given[9] * 2]), "as a format makes them"
 
 
-def test_conversations_need_a_chat_template_and_strings_do_not() -> None:
+def test_conversations_need_a_chat_template_and_strings_do_not():
     with pytest.raises(DatasetError, match="conversations and the tokenizer has no chat template"):
         data_checks.check_dataset(TWO, TWO_PROMPTS, BASE_TOKENIZER)
     with pytest.raises(DatasetError, match="some prompts are texts and others are conversations"):
@@ -83,21 +80,21 @@ def test_conversations_need_a_chat_template_and_strings_do_not() -> None:
     data_checks.check_dataset(TWO, TWO_PROMPTS, None)  # TRL will load the tokenizer by the model's name
 
 
-def test_an_evaluation_set_may_be_small_and_is_named_in_the_error() -> None:
+def test_an_evaluation_set_may_be_small_and_is_named_in_the_error():
     data_checks.check_dataset(prompts("one"), TWO_PROMPTS, CHAT_TOKENIZER, "eval_dataset")
     with pytest.raises(DatasetError, match=r"eval_dataset\['bad'\] is a Task(.|\n)*pass task.held_out"):
         data_checks.check_dataset(TASK, TWO_PROMPTS, CHAT_TOKENIZER, "eval_dataset['bad']")
 
 
 @pytest.mark.parametrize("form", [stream, Dataset.to_iterable_dataset])
-def test_only_the_first_row_of_a_stream_is_read(form: Callable[[Dataset], IterableDataset]) -> None:
+def test_only_the_first_row_of_a_stream_is_read(form):
     streamed = form(prompts("a", " "))
     data_checks.check_dataset(streamed, TWO_PROMPTS, CHAT_TOKENIZER)
     assert data_checks.longest_prompts(streamed) == ([0], ["a"])
     assert data_checks.reward_columns(streamed) == ["answer"]
 
 
-def test_prompt_and_completion_must_fit_the_policys_length_and_the_longest_is_named() -> None:
+def test_prompt_and_completion_must_fit_the_policys_length_and_the_longest_is_named():
     ids = [[1] * 10, [1] * 30]
     data_checks.check_lengths(ids, 34, 64)
     data_checks.check_lengths(ids, 1000, None)
@@ -108,7 +105,7 @@ def test_prompt_and_completion_must_fit_the_policys_length_and_the_longest_is_na
         data_checks.check_lengths(ids, 35, 64, rows=[5, 8])
 
 
-def test_rewards_need_as_many_finite_weights_not_all_0() -> None:
+def test_rewards_need_as_many_finite_weights_not_all_0():
     for right in ([1.0, 0.0], None):
         data_checks.check_weights([min, max], right, where="RLOOConfig")
     for wrong, says in (([1.0], "1 reward_weights for 2"), ([math.inf, 1], "finite"), ([0, 0], "not all 0")):
@@ -127,7 +124,7 @@ def a_tokenizer(vocabulary: dict[str, int]) -> Any:
 
 
 @pytest.mark.parametrize("reward", [THOUGHT, NESTED, JUDGE(aim="thought")])
-def test_a_reward_of_a_thought_that_the_policy_cannot_write_is_refused(reward: Any) -> None:
+def test_a_reward_of_a_thought_that_the_policy_cannot_write_is_refused(reward):
     said = r"tokens 151667 and 151668(.|\n)*ThinkTokens.from_tokenizer\(policy.tokenizer\)"
     for vocabulary in (NEITHER, OTHER_WORDS, ONE_OF_TWO):
         with pytest.raises(RewardError, match=said) as caught:
@@ -137,7 +134,7 @@ def test_a_reward_of_a_thought_that_the_policy_cannot_write_is_refused(reward: A
     data_checks.check_thoughts([reward], None)  # TRL will load the tokenizer by the model's name
 
 
-def test_a_reward_that_needs_no_tokens_of_a_thought_or_has_the_policys_is_taken() -> None:
+def test_a_reward_that_needs_no_tokens_of_a_thought_or_has_the_policys_is_taken():
     taken = [len, rewards.answer_reward(), JUDGE(aim="answer"), torch.nn.Linear(1, 1)]
     data_checks.check_thoughts(taken, a_tokenizer(NEITHER))
     other = rewards.thinking_reward(rewards.ThinkTokens(3, 4))

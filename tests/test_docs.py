@@ -17,7 +17,7 @@ import yaml
 import rewards
 import rloo_kit
 from rloo_kit.policy.bundled import TINY
-from tests.conftest import ROOT, Script
+from tests.conftest import ROOT
 
 import docs  # isort: skip - of scripts/
 
@@ -71,7 +71,7 @@ def calls(block: str) -> Iterator[tuple[str, Callable[..., object], set[str]]]:
 
 
 @pytest.mark.parametrize(("page", "number", "block"), BLOCKS, ids=IDS)
-def test_a_block_uses_names_and_arguments_that_are_there(page: Path, number: int, block: str) -> None:
+def test_a_block_uses_names_and_arguments_that_are_there(page, number, block):
     before = [*([] if page == README else blocks(README)), *blocks(page)[:number], block]
     assert needed(block) <= set().union(*map(given, before)), "its own, its page's or the readme's"
     for path, target, keywords in calls(block):
@@ -81,23 +81,21 @@ def test_a_block_uses_names_and_arguments_that_are_there(page: Path, number: int
         assert keywords <= {*takes, *(field.name for field in fields)}, path
 
 
-def test_the_readmes_audit_prints_the_lines_that_stand_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readmes_audit_prints_the_lines_that_stand_below_it(capsys):
     section = README.read_text().split("\n## Audit a reward")[1].split("\n## ")[0]
     code, shown = re.findall(r"^```(?:python)?\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
     exec(code, {})
     assert set(shown.splitlines()) <= set(capsys.readouterr().out.splitlines())
 
 
-def test_the_skills_front_matter_has_a_name_and_a_description_within_the_formats_limits() -> None:
+def test_the_skills_front_matter_has_a_name_and_a_description_within_the_formats_limits():
     found = yaml.safe_load(SKILL.read_text().split("---\n")[1])
     assert set(found) == {"name", "description"}
     assert re.fullmatch(r"[a-z0-9-]{1,64}", found["name"])
     assert 0 < len(found["description"]) <= 1024
 
 
-def test_the_skills_snippets_run_one_after_the_other(
-    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_skills_snippets_run_one_after_the_other(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     snippets = "\n".join(blocks(SKILL))
     done = script(snippets, RLOO_KIT_STEPS="2", RLOO_KIT_MODEL="", HF_HUB_OFFLINE="1")
@@ -121,7 +119,7 @@ def example(name: str) -> str:
     return (EXAMPLES / f"{name}.py").read_text()
 
 
-def test_a_grpo_script_is_turned_to_rloo_by_at_most_five_lines_which_the_pages_show() -> None:
+def test_a_grpo_script_is_turned_to_rloo_by_at_most_five_lines_which_the_pages_show():
     lines = difflib.ndiff(*(example(name).splitlines() for name in ("unsloth_grpo", "unsloth_rloo")))
     changed = [line[0] + line[2:] for line in lines if line[0] in "+-"]
     gone = [line for line in changed if line[0] == "-"]
@@ -135,9 +133,7 @@ def test_a_grpo_script_is_turned_to_rloo_by_at_most_five_lines_which_the_pages_s
 @pytest.mark.training
 @pytest.mark.parametrize("name", ["unsloth_grpo", "unsloth_rloo"])
 @pytest.mark.filterwarnings("ignore:.*were cut:UserWarning")
-def test_an_example_trains_saves_and_samples(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_example_trains_saves_and_samples(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = example(name)
     for written, small in SMALL.items():
@@ -168,7 +164,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_an_internal_link_leads_to_a_tracked_file_and_to_a_heading_in_it(page: Path) -> None:
+def test_an_internal_link_leads_to_a_tracked_file_and_to_a_heading_in_it(page):
     tracked = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
     files = {ROOT / name for name in tracked}
     places = files | {folder for file in files for folder in file.parents}
@@ -181,26 +177,26 @@ def test_an_internal_link_leads_to_a_tracked_file_and_to_a_heading_in_it(page: P
         assert not anchor or anchor in anchors(target), link
 
 
-def test_every_page_is_in_the_sites_navigation() -> None:
+def test_every_page_is_in_the_sites_navigation():
     text = (ROOT / "mkdocs.yml").read_text()
     listed = re.findall(r"[\w-]+\.md", str(yaml.safe_load(text)["nav"]))
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
 
-def test_a_reference_in_a_docstring_ends_in_a_name_that_exists() -> None:
+def test_a_reference_in_a_docstring_ends_in_a_name_that_exists():
     defined = set().union(*({file.stem, file.parent.name, *given(file.read_text())} for file in SOURCES))
     reference = re.compile(r":(?:mod|class|func|meth|attr|data|exc):`[^`]*?(\w+)>?`")
     found = [(file.name, name) for file in SOURCES for name in reference.findall(file.read_text())]
     assert [(file, name) for file, name in found if name not in defined] == []
 
 
-def test_a_generated_page_is_what_the_code_gives() -> None:
+def test_a_generated_page_is_what_the_code_gives():
     assert [page.name for page in docs.stale()] == [], "python scripts/docs.py writes them"
     marked = {found["name"] for page in PAGES for found in docs.MARKS.finditer(page.read_text())}
     assert marked == set(docs.BLOCKS)
 
 
-def test_the_columns_that_a_line_shows_are_explained() -> None:
+def test_the_columns_that_a_line_shows_are_explained():
     from rloo_kit.watch import callbacks
 
     text = (ROOT / "docs" / "reading-a-run.md").read_text()
@@ -210,7 +206,7 @@ def test_the_columns_that_a_line_shows_are_explained() -> None:
     assert set(re.findall(r"`([^`]+)`", explained)) == set(header.split()) - {"step"}
 
 
-def test_an_interval_is_one_of_a_stored_result() -> None:
+def test_an_interval_is_one_of_a_stored_result():
     results = "".join(file.read_text() for file in (ROOT / "benchmarks" / "results").glob("*.md"))
     intervals = re.findall(r"\[[-+]?\d[^\]]+\]", (ROOT / "docs" / "speed.md").read_text())
     assert len(intervals) >= 5
@@ -224,7 +220,7 @@ def test_an_interval_is_one_of_a_stored_result() -> None:
         ("speed.md", "quickstart_seeds.md", r"rose by (.+) and (.+) on", r"\| \+(\d\.\d+) \|"),
     ],
 )
-def test_a_figure_is_that_of_the_stored_result(page: str, result: str, said: str, found: str) -> None:
+def test_a_figure_is_that_of_the_stored_result(page, result, said, found):
     text, stored = (ROOT / "docs" / page).read_text(), (ROOT / "benchmarks" / "results" / result).read_text()
     (match,) = re.finditer(said, text)
     assert ", ".join(match.groups()).split(", ") == re.findall(found, stored)

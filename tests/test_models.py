@@ -1,7 +1,5 @@
 """The catalogue, against transformers' models on the meta device, bitsandbytes, and the bundled tokenizer."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -11,7 +9,6 @@ from rloo_kit.models import (
     END_OF_TURN,
     EOS_TEXTS,
     PADS,
-    Checkpoint,
     checkpoint_from_config,
     find,
     nearest,
@@ -21,7 +18,7 @@ from rloo_kit.models import (
 
 
 @pytest.mark.parametrize("card", CATALOGUE.values(), ids=lambda card: card.name)
-def test_parameters_and_projections_are_those_of_the_model(card: Checkpoint, qwen3_config: Any) -> None:
+def test_parameters_and_projections_are_those_of_the_model(card, qwen3_config):
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -32,7 +29,7 @@ def test_parameters_and_projections_are_those_of_the_model(card: Checkpoint, qwe
     assert card.weight_bytes(four_bit=False) == 2 * card.parameters
 
 
-def test_the_sizes_are_the_published_ones() -> None:
+def test_the_sizes_are_the_published_ones():
     qwen3 = {
         "0.6b": 0.6,
         "1.7b": 1.7,
@@ -49,14 +46,14 @@ def test_the_sizes_are_the_published_ones() -> None:
     "alias",
     ["qwen3-4b-thinking", "Qwen/Qwen3-4B-Thinking-2507", "unsloth/Qwen3-4B-Thinking-2507-unsloth-bnb-4bit"],
 )
-def test_any_name_of_a_checkpoint_finds_it_and_that_of_something_else_has_neighbours(alias: str) -> None:
+def test_any_name_of_a_checkpoint_finds_it_and_that_of_something_else_has_neighbours(alias):
     assert find(alias) is CATALOGUE["qwen3-4b-thinking"]
     assert find("meta-llama/Llama-3.2-1B") is None
     assert nearest("qwen3-8")[0] == "qwen3-8b"
 
 
 @pytest.mark.parametrize("shape", [(256, 64), (257, 64), (33, 1)])
-def test_a_4_bit_matrix_takes_the_bytes_that_bitsandbytes_stores(shape: tuple[int, int]) -> None:
+def test_a_4_bit_matrix_takes_the_bytes_that_bitsandbytes_stores(shape):
     """Exactly one block of 256 scales, one scale more, and an odd number of weights."""
     from bitsandbytes.functional import quantize_4bit
 
@@ -65,7 +62,7 @@ def test_a_4_bit_matrix_takes_the_bytes_that_bitsandbytes_stores(shape: tuple[in
     assert nf4_bytes(shape[0] * shape[1]) == sum(tensor.nbytes for tensor in stored)
 
 
-def test_a_shape_is_read_off_an_unknown_checkpoint(qwen3_config: Any) -> None:
+def test_a_shape_is_read_off_an_unknown_checkpoint(qwen3_config):
     known = CATALOGUE["qwen3-0.6b"]
     card = checkpoint_from_config("mine", qwen3_config(known), "{% if enable_thinking %}")
     assert (card.name, card.thinks, card.parameters) == ("mine", "by choice", known.parameters)
@@ -79,11 +76,11 @@ def test_a_shape_is_read_off_an_unknown_checkpoint(qwen3_config: Any) -> None:
         ("{{- '<|im_start|>assistant\\n' }}", "never"),
     ],
 )
-def test_the_template_tells_whether_a_policy_thinks(template: str, thinks: str) -> None:
+def test_the_template_tells_whether_a_policy_thinks(template, thinks):
     assert thinks_by_template(template) == thinks
 
 
-def test_token_ids_and_texts_are_those_of_the_bundled_tokenizer(policy: Any) -> None:
+def test_token_ids_and_texts_are_those_of_the_bundled_tokenizer(policy):
     ids, texts = [*EOS_TEXTS, QWEN3.open_id, QWEN3.close_id], [*EOS_TEXTS.values(), OPEN, CLOSE]
     assert policy.tokenizer.convert_ids_to_tokens(ids) == texts
     assert policy.tokenizer.eos_token == END_OF_TURN

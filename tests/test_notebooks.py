@@ -42,7 +42,7 @@ def is_public(path: str) -> bool:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_uses_public_names_only(notebook: Path) -> None:
+def test_a_notebook_uses_public_names_only(notebook):
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     assert private_names("\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")) == []
 
@@ -53,7 +53,7 @@ def install_cell(notebook: Path) -> str:
     return str(next(cell.source for cell in cells if cell.cell_type == "code"))
 
 
-def test_every_notebook_begins_with_the_same_cell_that_imports_nothing_of_the_stack() -> None:
+def test_every_notebook_begins_with_the_same_cell_that_imports_nothing_of_the_stack():
     (code,) = {install_cell(notebook) for notebook in NOTEBOOKS}
     nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = [getattr(node, "module", None) or node.names[0].name for node in nodes]
@@ -69,8 +69,8 @@ INSTALL = [sys.executable, "../scripts/install.py"]
     [(True, True, []), (False, True, [INSTALL]), (False, False, [["git", "clone"], INSTALL])],
 )
 def test_the_first_cell_does_nothing_where_the_kit_is_and_else_installs_the_checkout_or_a_clone_here(
-    installed: bool, checkout: bool, runs: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    installed, checkout, runs, tmp_path, monkeypatch
+):
     ran: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> None:
@@ -97,9 +97,7 @@ KEPT, NEVER = ("torch==2.14.0+cu130", "triton==3.7.0"), ("torchvision", "torchau
         ({"pip": "26.0"}, []),
     ],
 )
-def test_installing_here_neither_changes_nor_adds_to_the_torch_that_is_there(
-    there: dict[str, str], kept: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installing_here_neither_changes_nor_adds_to_the_torch_that_is_there(there, kept, monkeypatch):
     ran: dict[str, str] = {}
 
     def run(command: list[str], **_: object) -> SimpleNamespace:
@@ -154,9 +152,7 @@ def is_shown(said: str, shown: set[str]) -> bool:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_number_in_a_notebooks_text_stands_in_its_code_its_outputs_or_a_page_that_it_links(
-    notebook: Path,
-) -> None:
+def test_a_number_in_a_notebooks_text_stands_in_its_code_its_outputs_or_a_page_that_it_links(notebook):
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     shown = set().union(*(shown_numbers(cell) for cell in cells if cell["cell_type"] == "code"))
     for cell in cells:

@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -22,7 +21,7 @@ TRACKED = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).spli
 FILES = {name: (ROOT / name).read_bytes() for name in TRACKED if (ROOT / name).is_file()}
 
 
-def test_conda_forge_gives_python_alone_and_pip_the_ranges_of_the_project() -> None:
+def test_conda_forge_gives_python_alone_and_pip_the_ranges_of_the_project():
     outside = re.findall(r"^  - ([^:\s]+)$", CONDA, re.MULTILINE)
     assert outside == ["conda-forge", "nodefaults", "python=3.12", "pip"]
     extras = PROJECT["optional-dependencies"]
@@ -31,7 +30,7 @@ def test_conda_forge_gives_python_alone_and_pip_the_ranges_of_the_project() -> N
     assert re.findall(r"^      - (.+)$", CONDA, re.MULTILINE) == ranges
 
 
-def test_the_constraints_hold_an_exact_version_of_each_range_and_it_is_the_one_called_tested() -> None:
+def test_the_constraints_hold_an_exact_version_of_each_range_and_it_is_the_one_called_tested():
     """CI and ``make install`` take them; the ranges are for users, whose other packages are left alone."""
     constraints = dict(
         line.split("==") for line in CONSTRAINTS.splitlines() if not line.startswith("#") and "==" in line
@@ -51,7 +50,7 @@ PLATFORMS = {"Linux": "x86_64-manylinux_2_28", "WSL": "x86_64-manylinux_2_35", "
 @pytest.mark.long  # asks a package index for metadata, and installs nothing
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_what_a_user_with_a_gpu_would_install_resolves(platform: str, python: str, tmp_path: Path) -> None:
+def test_what_a_user_with_a_gpu_would_install_resolves(platform, python, tmp_path):
     overrides, text = tmp_path / "overrides.txt", (install.REQUIREMENTS / "overrides.txt").read_text()
     overrides.write_text(text.split(install.CPU_SECTION)[0])
     command = [sys.executable, "-m", "uv", "pip", "compile", "-q", str(ROOT / "pyproject.toml")]
@@ -73,13 +72,13 @@ def test_what_a_user_with_a_gpu_would_install_resolves(platform: str, python: st
     assert {name: found[name] for name in stack} == {name: versions.TESTED[name] for name in stack}
 
 
-def test_no_file_holds_a_package_index_or_a_token_or_is_over_a_megabyte() -> None:
+def test_no_file_holds_a_package_index_or_a_token_or_is_over_a_megabyte():
     secret = rb"--(?:extra-)?index-url|index-url\s*=|hf_[A-Za-z]{20,}"
     others = {name: text for name, text in FILES.items() if name != "tests/test_packaging.py"}
     assert [name for name, text in others.items() if len(text) > 2**20 or re.search(secret, text)] == []
 
 
-def test_triton_is_installed_for_make_test_and_not_for_users() -> None:
+def test_triton_is_installed_for_make_test_and_not_for_users():
     planned = {
         target: subprocess.check_output(["make", "--dry-run", "-B", target], cwd=ROOT, text=True)
         for target in ("install", "check", "pytest")
@@ -87,7 +86,7 @@ def test_triton_is_installed_for_make_test_and_not_for_users() -> None:
     assert [name for name, said in planned.items() if "--triton" in said] == ["pytest"]
 
 
-def test_every_planted_bug_still_fits_its_place_and_names_tests_that_are_there() -> None:
+def test_every_planted_bug_still_fits_its_place_and_names_tests_that_are_there():
     """What tests/mutants.py puts in; it takes a minute a bug, so it is not run here."""
     for bug in tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["mutant"]:
         assert (ROOT / bug["file"]).read_text().count(bug["old"]) == 1, bug["why"]

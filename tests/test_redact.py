@@ -53,14 +53,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_secret_is_known_by_its_kind_and_its_value_is_not_shown(kind: str) -> None:
+def test_a_secret_is_known_by_its_kind_and_its_value_is_not_shown(kind):
     text = without_hidden(KINDS[kind])
     assert INSTEAD in text
     rest = text.replace(INSTEAD, "")
     assert without_hidden(rest) == rest, "all of it is left out"
 
 
-def test_a_setting_with_a_secrets_name_is_not_shown_and_a_long_value_is_cut() -> None:
+def test_a_setting_with_a_secrets_name_is_not_shown_and_a_long_value_is_cut():
     assert shown("hub_token", "x") == INSTEAD
     assert shown("max_new_tokens", 5) == "5"
     assert shown("name", "y" * 100) == "'" + "y" * 56 + "..."
@@ -79,11 +79,11 @@ HONEST = (
 
 
 @pytest.mark.parametrize("text", HONEST)
-def test_honest_code_is_shown_as_it_is(text: str) -> None:
+def test_honest_code_is_shown_as_it_is(text):
     assert without_hidden(text) == text
 
 
-def test_no_line_of_a_reward_or_an_example_of_the_kits_own_is_taken_for_a_secret() -> None:
+def test_no_line_of_a_reward_or_an_example_of_the_kits_own_is_taken_for_a_secret():
     files = [*ROOT.glob("rewards/*.py"), *ROOT.glob("docs/**/*.*"), *ROOT.glob("configs/*.yaml")]
     lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     assert len(lines) > 1000

@@ -23,7 +23,7 @@ CALLS: dict[str, Callable[[Any, Any], object]] = {
 
 
 @pytest.mark.parametrize("said", CALLS)
-def test_a_warning_stands_at_the_line_of_the_call(said: str, make_trainer: Any, policy: Any) -> None:
+def test_a_warning_stands_at_the_line_of_the_call(said, make_trainer, policy):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         CALLS[said](make_trainer, policy)
@@ -31,6 +31,6 @@ def test_a_warning_stands_at_the_line_of_the_call(said: str, make_trainer: Any, 
     assert [one.filename in ours for one in caught if said in str(one.message)] == [True]
 
 
-def test_no_room_counts_its_callers_by_hand() -> None:
+def test_no_room_counts_its_callers_by_hand():
     own = [file for file in ROOM.rglob("*.py") if file != Path(output.__file__)]
     assert [str(file) for file in own if re.search(r"warnings\.warn\(|stacklevel", file.read_text())] == []

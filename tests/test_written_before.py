@@ -7,7 +7,6 @@ run's checkpoint-2 held beside the same files.
 import rloo_kit  # isort: skip - unsloth first
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -35,13 +34,13 @@ def assert_same(found: dict[str, torch.Tensor], stored: dict[str, torch.Tensor])
         assert torch.equal(found[name], value.to(found[name].dtype)), name
 
 
-def test_an_adapter_loads_with_exactly_its_weights() -> None:
+def test_an_adapter_loads_with_exactly_its_weights():
     assert_same(get_peft_model_state_dict(rloo_kit.load_policy(WRITTEN / "adapter").model), WEIGHTS)
 
 
 def test_a_stopped_run_resumes_with_its_weights_and_optimizer_and_says_what_is_not_known(
-    task: rloo_kit.tasks.Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    task, tmp_path, capsys
+):
     class Start(TrainerCallback):
         def on_step_begin(self, args: object, state: object, control: object, **kwargs: object) -> None:
             begun.append(state.global_step)

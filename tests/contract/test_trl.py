@@ -4,12 +4,11 @@ Each test names the room that relies on the fact.  Facts are read from TRL's own
 its place.
 """
 
-import rloo_kit  # isort: skip - unsloth first
+import rloo_kit  # noqa: F401  # isort: skip - unsloth first
 
 import dataclasses
 import hashlib
 import inspect
-from collections.abc import Callable
 
 import pytest
 import trl.trainer.rloo_trainer
@@ -62,7 +61,7 @@ PINNED = {
 
 
 @pytest.mark.parametrize(("owner", "name"), PINNED, ids=[name for _, name in PINNED])
-def test_the_code_that_the_trainer_was_written_against_is_unchanged(owner: type, name: str) -> None:
+def test_the_code_that_the_trainer_was_written_against_is_unchanged(owner, name):
     lines = inspect.getsource(inspect.unwrap(getattr(owner, name))).splitlines()
     code = [line for line in lines if line.strip() and not line.strip().startswith("#")]
     assert hashlib.sha256("\n".join(code).encode()).hexdigest()[:12] == PINNED[owner, name], (
@@ -71,22 +70,22 @@ def test_the_code_that_the_trainer_was_written_against_is_unchanged(owner: type,
     )
 
 
-def test_every_override_of_a_method_of_theirs_is_pinned() -> None:
+def test_every_override_of_a_method_of_theirs_is_pinned():
     classes = [one for one in RLOOTrainer.__mro__ if one.__module__.startswith("rloo_kit.")]
     ours = {name for one in classes for name, value in vars(one).items() if inspect.isfunction(value)}
     assert (ours & set(vars(Stock))) - {"__init__"} == set(OVERRIDDEN)
     assert (ours & set(vars(Trainer))) - set(vars(Stock)) == {*RESUMING, "train"}
 
 
-def test_the_trainers_arguments_are_known_and_names_of_older_releases_are_not_fields_today() -> None:
+def test_the_trainers_arguments_are_known_and_names_of_older_releases_are_not_fields_today():
     assert tuple(inspect.signature(Stock.__init__).parameters)[1:] == ARGUMENTS
     fields = {item.name for item in dataclasses.fields(trl.trainer.rloo_config.RLOOConfig)}
     assert not fields & {*renamed_args.CONFIG_OLD, *renamed_args.CONFIG_GONE}
 
 
 def test_a_reward_gets_the_keywords_that_guarded_expects_and_the_progress_lines_metrics_are_logged(
-    make_trainer: Callable[..., rloo_kit.RLOOTrainer],
-) -> None:
+    make_trainer,
+):
     seen: dict[str, list] = {}
 
     def reward(**kwargs: list) -> list[float]:
@@ -138,7 +137,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("code", LINES, ids=lambda code: code.__name__)
-def test_lines_that_the_kit_relies_on_are_there_in_this_order(code: Callable[..., object]) -> None:
+def test_lines_that_the_kit_relies_on_are_there_in_this_order(code):
     source, end = inspect.getsource(code), 0
     for line in LINES[code]:
         end = source.index(line, end)

@@ -10,8 +10,6 @@ import pytest
 import unsloth
 from unsloth import FastLanguageModel
 
-from tests.conftest import Script
-
 # What unsloth's generated config sets on a GPU, beside TRL's own default: the reason for RLOOConfig's defaults.
 CHANGED_ON_A_GPU = {
     "per_device_train_batch_size": 4,
@@ -77,14 +75,14 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def gpu_path(script: Script, tmp_path_factory: pytest.TempPathFactory) -> dict:
+def gpu_path(script, tmp_path_factory):
     """Facts about unsloth's GPU path, which its own switch UNSLOTH_ALLOW_CPU imports without a GPU."""
     folder = str(tmp_path_factory.mktemp("compiled"))
     printed = script(GPU_PATH, UNSLOTH_ALLOW_CPU="1", UNSLOTH_COMPILE_LOCATION=folder).stdout
     return json.loads(printed.splitlines()[-1])
 
 
-def test_ours_sets_what_the_generated_config_changes_and_passes_known_arguments(gpu_path: dict) -> None:
+def test_ours_sets_what_the_generated_config_changes_and_passes_known_arguments(gpu_path):
     assert gpu_path["changed"] == CHANGED_ON_A_GPU
     ours = set(rloo_kit.RLOOConfig.__annotations__) | {"bf16"}  # settled by rloo_kit.train.config
     assert set(CHANGED_ON_A_GPU) <= ours, "a notebook would mean two things"
@@ -94,15 +92,13 @@ def test_ours_sets_what_the_generated_config_changes_and_passes_known_arguments(
     assert ours <= set(gpu_path["arguments"])
 
 
-def test_the_mask_changes_nothing_that_is_read_where_padding_is_on_the_right_alone(gpu_path: dict) -> None:
+def test_the_mask_changes_nothing_that_is_read_where_padding_is_on_the_right_alone(gpu_path):
     """So the trainer leaves it out where all prompts are of one length."""
     assert gpu_path["mask"]["read"] == 0, "hidden by causal attention"
     assert gpu_path["mask"]["unread"] > 0, "the padding's own rows"
 
 
-def test_a_generate_that_fails_on_a_gpu_leaves_the_model_sampling_and_its_buffers_where_they_are(
-    gpu_path: dict,
-) -> None:
+def test_a_generate_that_fails_on_a_gpu_leaves_the_model_sampling_and_its_buffers_where_they_are(gpu_path):
     """Which ``rloo_kit.policy.generate`` mends before a smaller slice.  If it fails, the mending may be needless."""
     source, end = gpu_path["generate"], 0
     restored = ("_decode_graphs.release_for_training(self)", "FastLlamaModel.for_training(")
@@ -111,7 +107,7 @@ def test_a_generate_that_fails_on_a_gpu_leaves_the_model_sampling_and_its_buffer
     assert all(source.count(line) == 1 for line in restored), "not where an error passes"
 
 
-def test_the_loader_takes_what_load_policy_passes_and_the_name_for_bfloat16_exists() -> None:
+def test_the_loader_takes_what_load_policy_passes_and_the_name_for_bfloat16_exists():
     for function, passed in {
         FastLanguageModel.from_pretrained: "model_name max_seq_length load_in_4bit use_gradient_checkpointing",
         FastLanguageModel.get_peft_model: "r lora_alpha lora_dropout target_modules use_gradient_checkpointing "
@@ -121,7 +117,7 @@ def test_the_loader_takes_what_load_policy_passes_and_the_name_for_bfloat16_exis
     assert isinstance(unsloth.is_bfloat16_supported(), bool)
 
 
-def test_a_policy_knows_its_length_and_both_modes(policy: rloo_kit.Policy) -> None:
+def test_a_policy_knows_its_length_and_both_modes(policy):
     assert isinstance(policy.model.max_seq_length, int), "guards.check_lengths asks for it"
     policy.model.for_inference()
     assert not policy.model.training
@@ -158,6 +154,6 @@ LINES = (
 
 
 @pytest.mark.parametrize(("file", "line"), LINES)
-def test_lines_that_the_kit_answers_to_are_there(file: str, line: str) -> None:
+def test_lines_that_the_kit_answers_to_are_there(file, line):
     packages = Path(unsloth.__file__).parent.parent
     assert line in (packages / file).read_text()

@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.gpu.correct import IN_FLOAT32, SETTINGS
 from benchmarks.gpu.runner import PASSED, Figure
-from tests.gpu_path.conftest import Rehearsed
 
 CARDS = {"bfloat16": "rtx 3090", "float16": "t4"}  # the T4's with a loss scaler
 # It takes two minutes; the formulas are also compared without a card, in tests/train/test_update.py.
@@ -22,12 +21,12 @@ GRADIENTS = {
 
 
 @pytest.fixture(scope="module", params=DTYPES)
-def dtype(request: pytest.FixtureRequest) -> str:
+def dtype(request):
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def figures(dtype: str, rehearsed: Rehearsed) -> dict[str, Figure]:
+def figures(dtype, rehearsed):
     """What one command computes on a card."""
     outcomes = rehearsed(CARDS[dtype], "correct/update", "correct/against plain PEFT")
     assert outcomes["correct/update"].status == PASSED, "on the GPU path, over Unsloth's trainer"
@@ -49,17 +48,15 @@ def assert_seen(figure: Figure) -> None:
 
 @pytest.mark.parametrize("base", BASES)
 def test_prompts_padded_on_the_left_have_plain_log_probabilities_and_a_dropped_mask_is_seen(
-    dtype: str, figures: dict[str, Figure], base: str
-) -> None:
+    dtype, figures, base
+):
     for how in ("with gradient", "without"):
         assert_close(figures[f"{base}, {dtype}, left padding, {how}: log-probabilities off by, nats"])
     for how in ("pads seen", "flag unset"):
         assert_seen(figures[f"{base}, {dtype}, left padding, {how}: log-probabilities off by, nats"])
 
 
-def test_tokens_are_plain_greedy_searchs_and_drawn_from_the_policys_distribution(
-    dtype: str, figures: dict[str, Figure]
-) -> None:
+def test_tokens_are_plain_greedy_searchs_and_drawn_from_the_policys_distribution(dtype, figures):
     assert figures["32 bit, greedy tokens: less probable than the best by, nats"].value == 0.0
     for base in (f"4 bit, {dtype}", f"16 bit, {dtype}", "32 bit"):
         assert figures[f"{base}, greedy tokens: less probable than the best by, nats"].holds
@@ -67,9 +64,7 @@ def test_tokens_are_plain_greedy_searchs_and_drawn_from_the_policys_distribution
         assert figures[f"{base}, first tokens: surprise off by, standard errors"].holds
 
 
-def test_gradients_are_plain_ones_and_a_wrong_reference_is_seen(
-    dtype: str, figures: dict[str, Figure]
-) -> None:
+def test_gradients_are_plain_ones_and_a_wrong_reference_is_seen(dtype, figures):
     for name in GRADIENTS[dtype]:
         assert_close(figures[f"{name}: gradient off by"])
     for base in BASES if dtype == "float16" else ():

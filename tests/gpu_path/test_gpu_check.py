@@ -6,9 +6,7 @@ Those of an update beside plain PEFT are test_against_plain.py's.
 import pytest
 
 from benchmarks.gpu import checks
-from benchmarks.gpu.report import Outcomes
 from benchmarks.gpu.runner import MEASURED, PASSED
-from tests.gpu_path.conftest import Rehearsed
 
 pytestmark = pytest.mark.long  # make gpu-path; make test runs the command for test_against_plain.py
 CHECKS = ("memory/qwen3-4b", "hygiene", "memory/qwen3-8b", "speed", "correct/save and resume", "correct/fp16")
@@ -16,16 +14,16 @@ CHECKS += ("correct/learns", "4-bit")
 
 
 @pytest.fixture(scope="module")
-def outcomes(rehearsed: Rehearsed) -> Outcomes:
+def outcomes(rehearsed):
     return rehearsed("rtx 3090", *CHECKS)
 
 
 @pytest.mark.parametrize("name", [one.name for one in checks.chosen(CHECKS) if one.rehearsed])
-def test_a_check_runs_to_its_end_and_holds_its_limits(outcomes: Outcomes, name: str) -> None:
+def test_a_check_runs_to_its_end_and_holds_its_limits(outcomes, name):
     assert outcomes[name].status in (PASSED, MEASURED), outcomes[name]
 
 
-def test_what_stands_in_memory_is_planned_to_the_byte(outcomes: Outcomes) -> None:
+def test_what_stands_in_memory_is_planned_to_the_byte(outcomes):
     """Peaks are not compared: a pretended card counts the computer's tensors, offloaded activations' buffers among
     them, which at the tiny policy's size are more than the rest."""
     figures = outcomes[checks.case(0).name].figures

@@ -1,7 +1,6 @@
 """Products with one token a row: lm_head's in one, and 4-bit weights directly, as the kit has Unsloth decode."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -43,7 +42,7 @@ print(json.dumps(found))
 
 @pytest.mark.training
 @pytest.mark.skipif(not (ROOT / ".triton").is_dir(), reason="make test puts Triton into .triton, on Linux")
-def test_with_and_without_the_switches_the_most_probable_tokens_are_the_same(script: Any) -> None:
+def test_with_and_without_the_switches_the_most_probable_tokens_are_the_same(script):
     """By bitsandbytes' operator for the CPU: Unsloth's way to it, and not the GPU's kernel."""
     found = json.loads(script(GREEDY, PYTHONPATH=f"{ROOT}:{ROOT / '.triton'}").stdout.splitlines()[-1])
     assert found["both"][0] == found["neither"][0]

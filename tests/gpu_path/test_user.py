@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.conftest import ROOT, Script
+from tests.conftest import ROOT
 
 RUN = ROOT / "tests" / "gpu_path" / "run_as_user.py"
 STEP, HEAD = re.compile(r" +\d+/\d+ +[+-]\d"), re.compile(r" +step  reward")
@@ -38,7 +38,7 @@ def parts(text: str) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module", params=PLACES)
-def said(request: pytest.FixtureRequest, script: Script, tmp_path_factory: pytest.TempPathFactory) -> Said:
+def said(request, script, tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("user") / "run")
     if request.param == CARD:
         done = request.getfixturevalue("on_card")(CARD, str(RUN), folder)
@@ -48,7 +48,7 @@ def said(request: pytest.FixtureRequest, script: Script, tmp_path_factory: pytes
     return Said(request.param, json.loads(facts), parts(out), parts(done.stderr))
 
 
-def test_everything_is_there_and_planned_for_it_in_16_bits_and_the_lora_in_32(said: Said) -> None:
+def test_everything_is_there_and_planned_for_it_in_16_bits_and_the_lora_in_32(said):
     facts, expected = said.facts, PLACES[said.place]
     assert {name: facts[name] for name in expected} == expected
     assert "computes in bfloat16" in "\n".join(said.out["prepare"])
@@ -58,7 +58,7 @@ def test_everything_is_there_and_planned_for_it_in_16_bits_and_the_lora_in_32(sa
     assert all(size > 0 for size in facts["peaks"].values())
 
 
-def test_steps_train_resume_train_again_and_are_saved_and_released(said: Said) -> None:
+def test_steps_train_resume_train_again_and_are_saved_and_released(said):
     facts = said.facts
     assert facts["moved"]
     assert [entry["step"] for entry in facts["log"]] == [1, 2]
@@ -72,13 +72,13 @@ def test_steps_train_resume_train_again_and_are_saved_and_released(said: Said) -
 
 
 @pytest.mark.parametrize(("part", "steps"), [("train", 2), ("resume", 1), (AGAIN, 1)])
-def test_a_step_prints_one_line_and_nothing_else(said: Said, part: str, steps: int) -> None:
+def test_a_step_prints_one_line_and_nothing_else(said, part, steps):
     head, *rest = (line for line in said.out[part] if not line.startswith("resuming from "))
     assert HEAD.match(head)
     assert len(rest) == steps
     assert all(map(STEP.match, rest))
 
 
-def test_loading_evaluating_and_saving_print_nothing_and_no_part_warns(said: Said) -> None:
+def test_loading_evaluating_and_saving_print_nothing_and_no_part_warns(said):
     assert [said.out[part] for part in ("load", "evaluate", "save")] == [[]] * 3
     assert {part: lines for part, lines in said.err.items() if lines and part != AGAIN} == {}

@@ -23,7 +23,7 @@ needs_deepspeed = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: Any) -> dict[int, list[str]]:
+def alone(tmp_path_factory):
     """The problems of each step of a run that is not stopped, in one process with the same global batch."""
     folder = tmp_path_factory.mktemp("alone")
     finish(start(folder, 1, **STEPS, per_device_train_batch_size=4, use_cpu=True))
@@ -31,28 +31,26 @@ def alone(tmp_path_factory: Any) -> dict[int, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def broken(tmp_path_factory: Any) -> tuple[Path, str]:
+def broken(tmp_path_factory):
     """Two processes, of which the second raises in its third step."""
     folder = tmp_path_factory.mktemp("broken")
     _, err = finish(start(folder, 2, **STEPS, dies={"rank": 1, "step": 3}), fails=True)
     return folder, err
 
 
-def test_two_processes_take_the_prompts_of_one(alone: dict[int, list[str]], tmp_path: Path) -> None:
+def test_two_processes_take_the_prompts_of_one(alone, tmp_path):
     finish(start(tmp_path, 2, **STEPS))
     assert problems(seen(tmp_path, 2)) == alone
 
 
-def test_an_error_ends_the_run_is_shown_and_torchrun_names_its_rank(broken: tuple[Path, str]) -> None:
+def test_an_error_ends_the_run_is_shown_and_torchrun_names_its_rank(broken):
     folder, err = broken
     assert "ZeroDivisionError: the reward broke" in err
     assert "rank      : 1" in err.partition("Root Cause")[2]
     assert (folder / "run/checkpoint-2/rloo_kit_manifest.json").is_file()
 
 
-def test_a_run_goes_on_in_one_process_with_the_prompts_that_it_would_have_taken(
-    broken: tuple[Path, str], alone: dict[int, list[str]]
-) -> None:
+def test_a_run_goes_on_in_one_process_with_the_prompts_that_it_would_have_taken(broken, alone):
     folder, _ = broken
     asked = {**STEPS, "per_device_train_batch_size": 4, "use_cpu": True, "resume": True}
     out, _ = finish(start(folder, 1, **asked))
@@ -61,7 +59,7 @@ def test_a_run_goes_on_in_one_process_with_the_prompts_that_it_would_have_taken(
     assert problems(seen(folder, 1)) == {step: texts for step, texts in alone.items() if step > 2}
 
 
-def test_two_machines_meet(alone: dict[int, list[str]], tmp_path: Path) -> None:
+def test_two_machines_meet(alone, tmp_path):
     """Two launchers on this machine, each with a process, as on two machines that share a disk."""
     with socket.socket() as free:  # taken at once, so that another program hardly gets it
         free.bind(("127.0.0.1", 0))
@@ -100,7 +98,7 @@ def launched(folder: Path, engine: str, *arguments: str) -> str:
 @pytest.mark.parametrize(
     "engine", ["ddp", *(pytest.param(z, marks=needs_deepspeed) for z in ("zero2", "zero3"))]
 )
-def test_the_command_line_launches_a_run_from_a_file_and_goes_on_with_it(engine: str, tmp_path: Path) -> None:
+def test_the_command_line_launches_a_run_from_a_file_and_goes_on_with_it(engine, tmp_path):
     said = launched(tmp_path, engine, "--set", "trainer.max_steps=1")
     assert [said.count(line) for line in ("\nbefore\n", "\nafter\n", "adapter: ")] == [1, 1, 1]
     assert (tmp_path / "run/_run.yaml").is_file()
@@ -121,9 +119,7 @@ def assert_equal(alone: list[dict[str, float]], several: list[dict[str, float]])
 
 @needs_deepspeed
 @pytest.mark.parametrize(("processes", "settings"), [("2", []), ("4", ["rloo"])])
-def test_every_engine_takes_the_steps_of_one_process(
-    processes: str, settings: list[str], tmp_path: Path
-) -> None:
+def test_every_engine_takes_the_steps_of_one_process(processes, settings, tmp_path):
     run("-m", "tests.scale.engines", str(tmp_path), processes, *settings)
     found = json.loads((tmp_path / "figures.json").read_text())
     if not settings:

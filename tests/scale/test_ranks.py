@@ -1,8 +1,5 @@
 """Two processes, started by torchrun: what is said once, what is drawn apart, what is written whole."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 import rloo_kit
@@ -10,13 +7,13 @@ from tests.scale.conftest import finish, seen, start
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: Any) -> tuple[Path, str, str]:
+def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     out, err = finish(start(folder, 2, level="auto"))
     return folder, out, err
 
 
-def test_what_all_processes_would_say_is_said_once(two: tuple[Path, str, str]) -> None:
+def test_what_all_processes_would_say_is_said_once(two):
     _, out, err = two
     lines = out.splitlines()
     assert sum(line.startswith("stack ") for line in lines) == 1  # prepare's screen
@@ -28,7 +25,7 @@ def test_what_all_processes_would_say_is_said_once(two: tuple[Path, str, str]) -
     assert err.count("top_p=0.9: completions are sampled from another distribution") == 1
 
 
-def test_each_process_draws_its_own_completions_of_a_shared_prompt(two: tuple[Path, str, str]) -> None:
+def test_each_process_draws_its_own_completions_of_a_shared_prompt(two):
     told = seen(two[0], 2)
     assert [one["processes"] for one in told] == [2, 2]
     first, second = (one["seen"] for one in told)
@@ -37,7 +34,7 @@ def test_each_process_draws_its_own_completions_of_a_shared_prompt(two: tuple[Pa
     assert [ids for *_, ids in first] != [ids for *_, ids in second]
 
 
-def test_the_adapter_is_whole_when_any_process_goes_on(two: tuple[Path, str, str]) -> None:
+def test_the_adapter_is_whole_when_any_process_goes_on(two):
     folder = two[0]
     for one in seen(folder, 2):
         assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= set(one["adapter"])
