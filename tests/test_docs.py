@@ -127,7 +127,7 @@ def test_a_grpo_script_is_turned_to_rloo_by_at_most_five_lines_which_the_pages_s
     assert all("GRPO" in line for line in gone)
     for page in (README, ROOT / "docs" / "coming-from-grpo.md"):
         (shown,) = re.findall(r"```diff\n(.*?)```", page.read_text(), re.DOTALL)
-        assert sorted(shown.splitlines()) == sorted(changed), page.name
+        assert sorted(line for line in shown.splitlines() if line[0] in "+-") == sorted(changed), page.name
 
 
 @pytest.mark.training
