@@ -87,7 +87,8 @@ def tonight() -> str:
         head = ("policy", "prompts x K", "tokens", "steps; evaluated", "memory", *cards)
         sections.append(
             f"### {' or '.join(cards)} ({size} GB): what to run tonight\n\n{markdown_table(head, rows)}\n\n"
-            f"`rloo-kit train {file}`; for the second `--set policy.name=largest --set save=out/{size}gb/largest`."
+            f"`rloo-kit train {file}`; for the second `--set policy.name=largest "
+            f"--set trainer.output_dir=out/{size}gb/largest/run --set save=out/{size}gb/largest/adapter`."
         )
     return "\n\n".join(sections)
 
