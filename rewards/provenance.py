@@ -1,4 +1,4 @@
-"""Record how a reward, a task or a policy was made: the function's name and its arguments, for ``rloo-kit export``."""
+"""Record calls that make rewards and policies: the function's name and its arguments, for ``rloo-kit export``."""
 
 from __future__ import annotations
 

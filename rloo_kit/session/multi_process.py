@@ -1,4 +1,4 @@
-"""A run in several processes: which one this is, and whether the launch gave what it was asked for."""
+"""Check the launch of several processes: which one this is, and whether the launch gave what it was asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rollout: sample completions, score them, and take log-probabilities, by TRL's own methods with what they lack.
+"""Sample and score completions: by TRL's own methods, with what they lack.
 
 For :class:`rloo_kit.RLOOTrainer`.  The overrides name what they work around; tests/contract pins TRL's methods.
 """

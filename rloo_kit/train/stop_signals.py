@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: they stop a run where that does no harm.  Nothing here saves."""
+"""Stop a run by SIGTERM or Ctrl-C: where that does no harm.  Nothing here saves."""
 
 from __future__ import annotations
 
