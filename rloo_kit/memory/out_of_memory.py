@@ -1,4 +1,4 @@
-"""Explain where memory ran out: a warning before the first step, and an error that names the phase and what to change."""
+"""Explain where memory ran out: a warning before the first step, and an error that names phase and change."""
 
 from __future__ import annotations
 
