@@ -160,32 +160,17 @@ def draw_from_the_start(model: PreTrainedModel) -> None:
     model.generate = stale
 
 
-KEPT = (
-    *(
-        "step",
-        "reward",
-        "kl",
-        "entropy",
-        "grad_norm",
-        "learning_rate",
-        "zero_variance_groups",
-        "frac_reward_zero_std",
-    ),
-    *(
-        "clip_ratio/region_mean",
-        "completions/mean_length",
-        "completions/max_length",
-        "completions/clipped_ratio",
-    ),
-)
+KEPT = ["step", "reward", "kl", "entropy", "grad_norm", "learning_rate", "zero_variance_groups"]
+KEPT += ["frac_reward_zero_std", "clip_ratio/region_mean", "completions/mean_length"]
+KEPT += ["completions/max_length", "completions/clipped_ratio"]
 """How the metrics begin that a diagnosis reads; "reward" stands for each reward function too."""
 
 
 def recorded(run: dict[str, Any]) -> str:
     """The file of a run: one line per step, what a diagnosis reads, to four significant digits."""
     short = lambda value: float(f"{value:.4g}") if isinstance(value, float) else value  # noqa: E731
-    log = run["log_history"]
-    steps = [{key: short(value) for key, value in entry.items() if key.startswith(KEPT)} for entry in log]
+    log, kept = run["log_history"], tuple(KEPT)
+    steps = [{key: short(value) for key, value in entry.items() if key.startswith(kept)} for entry in log]
     rows = ",\n  ".join(map(json.dumps, steps))
     head = f'"made_by": {json.dumps(run["made_by"])},\n "config": {json.dumps(run["config"])}'
     return f'{{{head},\n "log_history": [\n  {rows}\n]}}\n'

@@ -112,15 +112,10 @@ WORDS = Learned(
     right_in_time,
     (0.3, 0.4),
     "smollm2-135m in float32",
-    spec={
-        "policy": "smollm2-135m",
-        "max_completion_length": IN_TIME,
-        "learning_rate": 3e-4,
-        "micro_batch": 16,
-        "problems": 100,
-    },
     length=IN_TIME,
     evaluate_every=2500,
+    spec={"policy": "smollm2-135m", "max_completion_length": IN_TIME, "learning_rate": 3e-4}
+    | {"micro_batch": 16, "problems": 100},
     load={"gradient_checkpointing": False},
 )
 

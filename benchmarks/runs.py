@@ -1,14 +1,13 @@
 """A measured training run: its settings, its result, and the process of its own that makes it.
 
 For the scripts beside it.  ``measure`` starts this file as a process that trains one variant, evaluates with the clock
-stopped and writes one ``Result`` to a file, so that an interrupted benchmark continues where it stopped.  The file's
-name holds a digest of the run's settings and of the kit's sources: what was changed is measured again.
+stopped and writes one ``Result`` to a file; ``measured`` keeps results as they come, so that an interrupted benchmark
+continues where it stopped.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import random
@@ -26,7 +25,7 @@ from phases import CLOCKS, PHASES, Meter, Spent, Step, peak_bytes, reset_peak
 from tables import RESULTS, cpu_name
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback, TrainerControl, TrainerState
+    from transformers import TrainerCallback
     from trl import RLOOTrainer
 
     from rewards.trl_interface import Reward
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "out" / "benchmarks"
-MEASURED_BY = ("phases", "runs", "learned")
-"""Modules here that decide what a run does."""
 PACKAGES = ("torch", "transformers", "trl", "peft", "unsloth", "bitsandbytes")
 
 
@@ -123,10 +120,8 @@ class Spec:
     lora_alpha: int | None = None
 
 
-SHARED = (
-    *("seed", "max_steps", "num_generations", "num_iterations", "max_completion_length"),
-    *("learning_rate", "beta", "warmup_steps"),
-)
+SHARED = ["seed", "max_steps", "num_generations", "num_iterations", "max_completion_length"]
+SHARED += ["learning_rate", "beta", "warmup_steps"]
 """Fields that ``Spec`` has in common with TRL's config."""
 
 
@@ -190,25 +185,17 @@ class Result:
 # --- a run's file
 
 
-def measure(spec: Spec, fresh: bool = False) -> Result:
-    """The result of a run, from its file if it exists and nothing ``fresh`` is wanted, else from its own process."""
-    file = OUT / f"{spec.variant}-{spec.seed}-{spec.repeat}-{digest(spec)}.json"
-    if fresh or not file.exists():
-        OUT.mkdir(parents=True, exist_ok=True)
+def measure(spec: Spec) -> Result:
+    """The result of a run in a process of its own; its log is in out/benchmarks as long as it runs."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{spec.variant}-{spec.seed}-", dir=OUT) as folder:
+        file, log = Path(folder) / "result.json", Path(folder) / "log"
         command = [sys.executable, str(HERE / "runs.py"), json.dumps(dataclasses.asdict(spec)), str(file)]
-        log = file.with_suffix(".log")
         with log.open("w") as out:
             done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False)
         if done.returncode:
-            raise RuntimeError(f"{spec} failed; the end of {log}:\n{log.read_text()[-2000:]}")
-    return Result.from_json(json.loads(file.read_text()))
-
-
-def digest(spec: Spec) -> str:
-    package = HERE.parent / "rloo_kit"
-    sources = [*sorted(package.rglob("*.py")), *(HERE / f"{name}.py" for name in MEASURED_BY)]
-    text = repr((spec, VARIANTS[spec.variant])) + "".join(path.read_text() for path in sources)
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
+            raise RuntimeError(f"{spec} failed; the end of its log:\n{log.read_text()[-2000:]}")
+        return Result.from_json(json.loads(file.read_text()))
 
 
 def stored(name: str) -> list[Result]:
@@ -221,16 +208,17 @@ def measured(
 ) -> list[Result]:
     """All runs of results/NAME.json in their order.  Those of ``wanted`` that are not there, or all if ``fresh``, are
     measured first, and each is added as soon as it is done."""
-    known = {run.spec: run for run in stored(name)}
+    known, file = {run.spec: run for run in stored(name)}, RESULTS / f"{name}.json"
     for spec in wanted:
         if fresh or spec not in known:
-            run = known[spec] = measure(spec, fresh)
+            run = known[spec] = measure(spec)
             lines = ",\n".join(one.to_json() for one in sorted(known.values(), key=order))
-            (RESULTS / f"{name}.json").write_text(f"[\n{lines}\n]\n")
-            gained = f", accuracy {run.evaluated[-1].accuracy}" if run.evaluated else ""
-            print(
-                f"{spec.setting or spec.variant}, seed {spec.seed}: {run.tokens} tokens{gained}", flush=True
-            )
+            scratch = file.with_suffix(".part")
+            scratch.write_text(f"[\n{lines}\n]\n")
+            scratch.replace(file)  # whole or not at all
+            accuracy = f", accuracy {run.evaluated[-1].accuracy}" if run.evaluated else ""
+            named = f"{spec.setting or spec.variant}, seed {spec.seed}"
+            print(f"{named}: {run.tokens} tokens{accuracy}", flush=True)
     return sorted(known.values(), key=order)
 
 
@@ -284,6 +272,7 @@ def run(spec: Spec) -> Result:
         # With its adapter off the policy is as before training; measured last, so that nothing is disturbed.
         with policy.model.disable_adapter():
             watcher.evaluated.insert(0, Evaluated(0, 0, Spent(), accuracy()))
+    norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
     return Result(
         spec=spec,
         steps=tuple(watcher.meter.steps),
@@ -293,9 +282,7 @@ def run(spec: Spec) -> Result:
         start_bytes=watcher.start_bytes,
         peak_bytes=watcher.peak_bytes or peak_bytes(device),
         load=os.getloadavg()[0],
-        gradients=tuple(
-            round(entry["grad_norm"], 4) for entry in trainer.state.log_history if "grad_norm" in entry
-        ),
+        gradients=tuple(round(norm, 4) for norm in norms),
         machine={
             "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
             "cpu": cpu_name(),
@@ -316,6 +303,9 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
     on_gpu = policy.device.type == "cuda"
     bf16 = on_gpu and torch.cuda.is_bf16_supported()
     kit = trl if variant.stock else rloo_kit
+    # On a CPU the config's is what holds, whatever load_policy was told.
+    recomputing = TASKS[spec.task].load.get("gradient_checkpointing", True)
+    own = {"gradient_checkpointing": recomputing, **variant.config}
     config = kit.RLOOConfig(
         output_dir=folder,
         **{name: getattr(spec, name) for name in SHARED},
@@ -332,11 +322,7 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
         report_to="none",
         disable_tqdm=True,
         temperature=policy.checkpoint.temperature,
-        # On a CPU the config's is what holds, whatever load_policy was told.
-        **{
-            "gradient_checkpointing": TASKS[spec.task].load.get("gradient_checkpointing", True),
-            **variant.config,
-        },
+        **own,
     )
     given = {"model": policy.model, "processing_class": policy.tokenizer, "train_dataset": task.train}
     trainer: RLOOTrainer = kit.RLOOTrainer(**given, reward_funcs=[reward], args=config)
@@ -377,9 +363,7 @@ def watcher_of(spec: Spec, meter: Meter, device: str, accuracy: Any) -> TrainerC
             self.start_bytes = reset_peak(device)
             meter.begin()
 
-        def on_step_end(
-            self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object
-        ) -> None:
+        def on_step_end(self, args: object, state: Any, control: Any, **kwargs: object) -> None:
             meter.end_step()
             tokens = sum(step.tokens for step in meter.steps)
             last = self.evaluated[-1].tokens if self.evaluated else 0
@@ -412,7 +396,4 @@ def same_randomness() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[2])
-    scratch = target.with_suffix(".part")
-    scratch.write_text(run(Spec(**json.loads(sys.argv[1]))).to_json())
-    scratch.replace(target)  # whole or not at all
+    Path(sys.argv[2]).write_text(run(Spec(**json.loads(sys.argv[1]))).to_json())

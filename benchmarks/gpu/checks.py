@@ -46,9 +46,8 @@ def case(index: int) -> Check:
 def timed(trainer: str, size: str = "qwen3-4b", k: int = 8, switch: str = "", again: bool = False) -> Check:
     """A few steps of 256 tokens and one of 1,024; ``switch`` names what differs in the kit."""
     variables, config = SWITCHES[switch]
-    seconds = (
-        {KIT: 60, UNSLOTH: 120, PLAIN: 160}[trainer] * (0.7 if size == "qwen3-1.7b" else 1) * (k / 8) ** 0.5
-    )
+    seconds = {KIT: 60, UNSLOTH: 120, PLAIN: 160}[trainer] * (k / 8) ** 0.5
+    seconds *= 0.7 if size == "qwen3-1.7b" else 1
     label = ", ".join(filter(None, [trainer, switch, "again" * again]))
     arguments = {"trainer": trainer, "tokens": 256, "shape": size, "k": k, "steps": 3, "longer": 1024}
     arguments |= {"label": label, "config": config}
@@ -59,11 +58,16 @@ def timed(trainer: str, size: str = "qwen3-4b", k: int = 8, switch: str = "", ag
 
 def profiled(graphs: str) -> Check:
     """Decoding of 32 tokens, by kernel."""
-    name, variables = (
+    variables, _ = SWITCHES["decode graphs off" if graphs == "off" else ""]
+    return Check(
         f"speed/decoding, graphs {graphs}",
-        SWITCHES["decode graphs off"][0] if graphs == "off" else {},
+        "speed:profile",
+        40,
+        {},
+        ("shape/qwen3-4b",),
+        variables,
+        CARD_GIB["qwen3-4b"],
     )
-    return Check(name, "speed:profile", 40, {}, ("shape/qwen3-4b",), variables, CARD_GIB["qwen3-4b"])
 
 
 def learns(task: str, seed: int) -> Check:

@@ -142,10 +142,8 @@ def loss_of(
         found = advantages.normalized(found, ~scores.isnan())
     if settings.get("skip_zero_variance_groups"):
         found = found.masked_fill(advantages.zero_variance_groups(scores).unsqueeze(1), 0.0)
-    tokens, how = (
-        torch.tensor([len(row) for row in now]),
-        settings.get("loss_aggregation", "seq-mean-token-sum"),
-    )
+    tokens = torch.tensor([len(row) for row in now])
+    how = settings.get("loss_aggregation", "seq-mean-token-sum")
     weights = losses.row_weights(how, tokens, len(now), int(tokens.sum()), LIMIT)
     per_row = -found.view(-1) * torch.stack([row.sum() for row in now])
     return ((per_row + kl if in_loss else per_row) * weights).sum()

@@ -26,17 +26,11 @@ def save(folder: Path, machine: dict[str, str], outcomes: Outcomes) -> None:
     """Write results.json, and results.md with every figure; one that misses its limits is marked."""
     (folder / "results.json").write_text(json.dumps({"machine": machine, "checks": outcomes}, indent=1))
     lines = [f"# {machine['device']}", "", *(f"- {key}: {value}" for key, value in machine.items())]
-    lines += [
-        "",
-        counts(outcomes),
-        "",
-        "| check | result | s | figure | value | limit |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines += ["", counts(outcomes), ""]
+    lines += ["| check | result | s | figure | value | limit |", "|---|---|---|---|---|---|"]
     for name, outcome in outcomes.items():
-        lines.append(
-            f"| {name} | {outcome.status} | {outcome.seconds:.0f} | {outcome.note.replace('|', '/')} | | |"
-        )
+        note = outcome.note.replace("|", "/")
+        lines.append(f"| {name} | {outcome.status} | {outcome.seconds:.0f} | {note} | | |")
         for key, figure in outcome.figures.items():
             mark = "" if figure.holds else " **<**"
             lines.append(f"| | | | {key} | {figure.shown}{mark} | {figure.limits} |")

@@ -39,44 +39,35 @@ def run(
     label = label or trainer
     if place.is_rehearsal:
         tokens, longer, k = work.REHEARSAL_TOKENS, 2 * work.REHEARSAL_TOKENS * bool(longer), min(k, K)
-    timed = trainer_of(
-        place, trainer, tokens, shape, k, longer, max_steps=1 + steps + bool(longer), **config or {}
-    )
+    config = {"max_steps": 1 + steps + bool(longer), **(config or {})}
+    timed = trainer_of(place, trainer, tokens, shape, k, longer, **config)
     torch.cuda.empty_cache()
     reset_peak("cuda")
     meter = Meter(timed)
-    work.listen(timed, on_train_begin=meter.begin, on_step_end=meter.end_step)
 
-    def lengthen() -> None:
+    def end_step() -> None:
+        meter.end_step()
         if longer and len(meter.steps) > steps:
             timed.generation_config.max_new_tokens = longer
 
-    work.listen(timed, on_step_end=lengthen)
+    work.listen(timed, on_train_begin=meter.begin, on_step_end=end_step)
     timed.train()
-    counted = meter.steps[1 : 1 + steps]
+    counted, last = meter.steps[1 : 1 + steps], meter.steps[-1]
     every = [step.total.wall_seconds for step in counted]
     seconds, sampled = statistics.median(every), sum(step.tokens for step in counted) / steps
     mine = {"completions a second": k / seconds, "peak of tensors, GiB": peak_bytes("cuda") / 2**30}
-    found = {
-        "a step, s": Figure(seconds),
-        "its fastest, s": Figure(min(every)),
-        "its slowest, s": Figure(max(every)),
-    }
+    found = {"a step, s": seconds, "its fastest, s": min(every), "its slowest, s": max(every)}
     if longer:
-        last = meter.steps[-1]
-        found[f"a step of {longer} tokens, s"] = Figure(last.total.wall_seconds)
-        found[f"of it generate, {longer} tokens, s"] = Figure(last.spent["generate"].wall_seconds)
+        found[f"a step of {longer} tokens, s"] = last.total.wall_seconds
+        found[f"of it generate, {longer} tokens, s"] = last.spent["generate"].wall_seconds
+    for name in PHASES:
+        found[f"{name}, s"] = statistics.median(step.spent[name].wall_seconds for step in counted)
+    found["the first step, of a few tokens, s"] = meter.steps[0].total.wall_seconds
     return {
-        **found,
-        **{name: Figure(value) for name, value in mine.items()},
+        **{name: Figure(value) for name, value in {**found, **mine}.items()},
         **beside(label, mine, place.scratch / f"speed-{shape}-{k}-{tokens}-{longer}.json"),
         # A row of random weights ends early about once in ten steps: at the end of a turn, or at the padding.
         "tokens sampled, of all that there could be": Figure(sampled / (k * tokens), low=0.75),
-        **{
-            f"{name}, s": Figure(statistics.median(step.spent[name].wall_seconds for step in counted))
-            for name in PHASES
-        },
-        "the first step, of a few tokens, s": Figure(meter.steps[0].total.wall_seconds),
     }
 
 

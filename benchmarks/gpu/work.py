@@ -10,11 +10,8 @@ from typing import Any
 from datasets import Dataset
 
 REHEARSAL_TOKENS = 8
-PLAIN, UNSLOTH, KIT = (
-    "TRL, PEFT, bitsandbytes",
-    "TRL under Unsloth",
-    "kit",
-)  # the trainers that speed.py compares
+# The trainers that speed.py compares.
+PLAIN, UNSLOTH, KIT = "TRL, PEFT, bitsandbytes", "TRL under Unsloth", "kit"
 
 
 def dataset(tokens: int, count: int = 64) -> Dataset:

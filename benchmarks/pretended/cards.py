@@ -39,8 +39,6 @@ class Card:
             minor=minor,
             total_memory=self.total_bytes,
             multi_processor_count=self.processors,
-            is_integrated=0,
-            is_multi_gpu_board=0,
             warp_size=32,
             max_threads_per_multi_processor=1024 if self.capability == (7, 5) else 1536,
             regs_per_multiprocessor=65536,
@@ -50,9 +48,8 @@ class Card:
             L2_cache_size=6 * MIB,
             uuid="0",
             gcnArchName="",
-            pci_bus_id=0,
-            pci_device_id=0,
-            pci_domain_id=0,
+            **dict.fromkeys(("is_integrated", "is_multi_gpu_board"), 0),
+            **dict.fromkeys(("pci_bus_id", "pci_device_id", "pci_domain_id"), 0),
         )
 
 

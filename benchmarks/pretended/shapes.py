@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel, Qwen3ForCausalLM
 
 from benchmarks.gpu.memory import config_of, quantization, write_without_weights
 from rewards.thinking import QWEN3
-from rloo_kit.models import CATALOGUE, PROJECTIONS, Checkpoint
+from rloo_kit.models import PROJECTIONS, Checkpoint
 
 if TYPE_CHECKING:
     from rloo_kit import Policy
@@ -27,24 +27,20 @@ BLOCK, SCALES = 64, 256
 """Weights a scale, and scales a scale of theirs, in bitsandbytes' NF4."""
 
 
-def load(name: str | Checkpoint, dtype: torch.dtype = torch.bfloat16, **kwargs: Any) -> Policy:
-    """The policy of a checkpoint, in 4 bit.
+DTYPE = torch.bfloat16
 
-    Args:
-        name: of :data:`rloo_kit.CATALOGUE`, or a checkpoint itself.
-        dtype: what it computes in; float16 on a T4.
-        kwargs: of ``load_policy``.
-    """
-    checkpoint = CATALOGUE[name] if isinstance(name, str) else name
+
+def load(checkpoint: Checkpoint, **kwargs: Any) -> Policy:
+    """The policy of a checkpoint, in 4 bit; ``kwargs`` are those of ``load_policy``."""
     loader = unsloth.models.llama.AutoModelForCausalLM
     read = loader.from_pretrained
-    loader.from_pretrained = staticmethod(lambda *args, **more: skeleton(checkpoint, dtype))
+    loader.from_pretrained = staticmethod(lambda *args, **more: skeleton(checkpoint))
     try:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / checkpoint.name
             write_without_weights(checkpoint, folder)
             (folder / "model.safetensors").write_bytes(b"")
-            policy = rloo_kit.load_policy(folder, dtype=dtype, **kwargs)
+            policy = rloo_kit.load_policy(folder, dtype=DTYPE, **kwargs)
     finally:
         loader.from_pretrained = read
     if not checkpoint.tied:
@@ -54,15 +50,15 @@ def load(name: str | Checkpoint, dtype: torch.dtype = torch.bfloat16, **kwargs: 
     return policy
 
 
-def skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
+def skeleton(checkpoint: Checkpoint) -> PreTrainedModel:
     config = config_of(checkpoint)
     config._attn_implementation = "sdpa"
     with torch.device("meta"):
-        model = Qwen3ForCausalLM(config).to(dtype)
+        model = Qwen3ForCausalLM(config).to(DTYPE)
     for block in model.modules():
         for name, linear in list(block.named_children()):
             if name in PROJECTIONS:
-                setattr(block, name, _in_four_bit(linear, dtype))
+                setattr(block, name, _in_four_bit(linear))
     model.config.quantization_config = quantization()
     model.is_loaded_in_4bit = model.is_quantized = True
     model.quantization_method = "bitsandbytes"
@@ -73,7 +69,7 @@ def skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def _in_four_bit(linear: torch.nn.Linear, dtype: torch.dtype) -> torch.nn.Module:
+def _in_four_bit(linear: torch.nn.Linear) -> torch.nn.Module:
     """As ``quantize_4bit`` leaves it, statistics compressed."""
     empty = lambda *shape, kind: torch.empty(*shape, dtype=kind, device="meta")  # noqa: E731
     weights = linear.in_features * linear.out_features
@@ -85,7 +81,7 @@ def _in_four_bit(linear: torch.nn.Linear, dtype: torch.dtype) -> torch.nn.Module
         code=empty(16, kind=torch.float32),
         blocksize=BLOCK,
         quant_type="nf4",
-        dtype=dtype,
+        dtype=DTYPE,
         offset=empty((), kind=torch.float32),
         state2=bitsandbytes.functional.QuantState(
             absmax=empty(-(-scales // SCALES), kind=torch.float32),
@@ -96,7 +92,7 @@ def _in_four_bit(linear: torch.nn.Linear, dtype: torch.dtype) -> torch.nn.Module
     )
     with torch.device("meta"):
         found = bitsandbytes.nn.Linear4bit(
-            linear.in_features, linear.out_features, bias=False, compute_dtype=dtype, **common
+            linear.in_features, linear.out_features, bias=False, compute_dtype=DTYPE, **common
         )
     found.weight = bitsandbytes.nn.Params4bit.__new__(
         bitsandbytes.nn.Params4bit,

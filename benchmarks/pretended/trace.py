@@ -7,6 +7,7 @@ buffers.  Not counted: the CUDA context, the allocator's fragmentation, and what
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,12 +22,13 @@ from unsloth_zoo.gradient_checkpointing import initialize_unsloth_gradient_check
 from rloo_kit.models import CATALOGUE, Checkpoint
 
 from .gauge import TensorGauge, standing_tensors
-from .meta import Answers, make_passes_run, on_meta
+from .meta import Answers, on_meta
 
 if TYPE_CHECKING:
     from rloo_kit import Policy
 
-GENERATE = ("generate: prompts", "generate: first token", "generate: last token")
+SAMPLED = 3
+"""Tokens that are sampled before the jump to the last one."""
 
 
 @dataclass(frozen=True)
@@ -77,26 +79,14 @@ class Run:
         add_fused_lm_head(self.model.base_model.model, outputs=("log_probs", "entropy"))
         self.optimizer = optimizer_of(case.optimizer, self.trained)
         self.gauge = MetaGauge([t for t in standing_tensors(self.model) if on_meta(t)])
-        self.peaks, self._open = {"load": self.gauge.live_bytes}, ""
-        backbone = self.model.base_model.model.model
-        backbone.register_forward_hook(lambda *_: self._moment("layers"))
-
-    def _moment(self, name: str) -> None:
-        """Keep the peak so far as a part of the phase."""
-        if self._open:
-            name = f"{self._open}: {name}"
-            self.peaks[name] = max(self.peaks.get(name, 0), self.gauge.peak_bytes)
-            self.gauge.restart()
+        self.peaks = {"load": self.gauge.live_bytes}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self._open = name
         self.gauge.restart()
         with self.gauge:
             yield
-        self._moment("rest")
-        self._open = ""
-        self.peaks[name] = max(peak for key, peak in self.peaks.items() if key.startswith(f"{name}: "))
+        self.peaks[name] = max(self.peaks.get(name, 0), self.gauge.peak_bytes)
 
     def step(self) -> None:
         """Two updates: the first makes both offload buffers and the optimizer's state, the second is counted."""
@@ -143,22 +133,17 @@ class Run:
         copies the prompts' cache into buffers, and, after a jump, the last one."""
         from unsloth.models import _decode_graphs
 
-        case, names = self.case, iter(GENERATE)
+        case, drawn = self.case, itertools.count(1)
         self.mode.is_padded = case.padded
         ids = torch.zeros(case.rows, case.prompt, dtype=torch.long, device="cuda")
-        name = next(names)
 
         def after_a_token(ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
-            nonlocal name
-            self.peaks[name] = self.gauge.peak_bytes
-            self.gauge.restart()
-            name = next(names, "")
-            if not name:
+            if next(drawn) == SAMPLED:
                 raise _Finished  # "all rows are done" is a value
             return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
 
         self.model.for_inference()
-        with self.gauge, _decode_graphs.rl_generation():
+        with self.phase("generate"), _decode_graphs.rl_generation():
             with contextlib.suppress(_Finished):
                 self.model.generate(
                     input_ids=ids,
@@ -170,9 +155,7 @@ class Run:
                 )
             with torch.inference_mode(), torch.autocast("cuda", dtype=torch.bfloat16):
                 self._last_token()
-        self.peaks[GENERATE[-1]] = self.gauge.peak_bytes
         _decode_graphs.release_for_training(self.model)
-        self.peaks["generate"] = max(self.peaks[name] for name in GENERATE)
 
     def _last_token(self) -> None:
         """Decode a token, let the buffers grow as they would have by the last one, decode that; after each draw the
@@ -184,7 +167,7 @@ class Run:
         tokens = case.prompt + case.completion
         attentions = [layer.self_attn for layer in self.model.base_model.model.model.layers]
         _decode_graphs.start_generation(tokens)
-        for cached in (case.prompt + len(GENERATE), tokens - 2):
+        for cached in (case.prompt + SAMPLED, tokens - 2):
             while attentions[0].paged_attention.shape[0] <= cached + 1:
                 for attention in attentions:
                     _decode_graphs.resize_decode_buffers(
@@ -219,7 +202,7 @@ def optimizer_of(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim
     return AdamW8bit(parameters)
 
 
-def run(case: Case, mode: Answers | None = None) -> Run:
-    found = Run(case, mode or make_passes_run())
+def run(case: Case, mode: Answers) -> Run:
+    found = Run(case, mode)
     found.step()
     return found
