@@ -14,7 +14,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -222,7 +222,7 @@ def measured(
     return sorted(known.values(), key=order)
 
 
-def described(results: list[Result]) -> str:
+def described(results: Sequence[Result]) -> str:
     first, loads = results[0].machine, sorted(result.load for result in results)
     threads = f"{first['threads']} thread{'s' if first['threads'] != '1' else ''}"
     return (

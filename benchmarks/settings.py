@@ -85,7 +85,7 @@ def report(runs: Sequence[Result], command: str) -> str:
     return document(
         f"Learning rate, updates a batch and aggregation: SmolLM2-135M on {TITLES[spec.task.partition('_')[0]]}",
         command,
-        described(list(runs)),
+        described(runs),
         f"Each run: {steps} generation batches of {spec.prompts_per_step} prompts x K {spec.num_generations}, at most "
         f"{spec.max_completion_length} tokens, constant rate, no warm-up, beta 0, LoRA as load_policy makes it, in "
         f"float32, unless its line says otherwise. Accuracy: greedy, {spec.problems} held-out problems, mean over "

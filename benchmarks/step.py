@@ -86,7 +86,7 @@ def report(runs: Sequence[Result], command: str) -> str:
     """The document: the machine, and a table for each workload and kind of rewards."""
     parts = [
         command,
-        described(list(runs)),
+        described(runs),
         "CPU milliseconds a generated token: median over steps and repeats [lowest, highest], and by phase the median. "
         "To stock: stock's with the same `gradient_checkpointing`, which is False but where a line says recomputing. "
         "*Nothing shared*: a prompt is computed for each of its completions, in sampling (*prefill*) and in the loss. "

@@ -65,9 +65,9 @@ def main() -> None:
     asked = parser.parse_args()
     name, wanted = name_of(asked.task), itertools.product(asked.seeds, asked.setting)
     specs = (spec_of(asked.task, setting, seed, asked.most) for seed, setting in wanted)
-    runs = by_setting(measured(name, () if asked.stored else specs, order, asked.fresh))
+    runs = measured(name, () if asked.stored else specs, order, asked.fresh)
     write(name, lambda command: report(runs, command))
-    picture(runs).savefig(RESULTS / f"{name}.png", dpi=120)
+    picture(by_setting(runs)).savefig(RESULTS / f"{name}.png", dpi=120)
 
 
 def name_of(task: str) -> str:
@@ -157,9 +157,9 @@ def geometric_mean(values: Sequence[float]) -> Interval:
     return Interval(math.exp(found.value), math.exp(found.low), math.exp(found.high))
 
 
-def report(runs: Runs, command: str) -> str:
-    everything = [run for of_setting in runs.values() for run in of_setting.values()]
-    spec, first = everything[0].spec, next(iter(runs))
+def report(everything: Sequence[Result], command: str) -> str:
+    spec, runs = everything[0].spec, by_setting(everything)
+    first = next(iter(runs))
     learned = TASKS[spec.task]
     targets = " and ".join(map(str, learned.targets))
     gone = [name for name in runs if name not in SETTINGS]

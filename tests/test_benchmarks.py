@@ -125,13 +125,9 @@ REACHES = [(0, 0.5), (3, 0.84), (6, 0.85), (9, 0.8)]
 NEVER = [(0, 0.5), (3, 0.6), (6, 0.7), (9, 0.8)]
 
 
-def tokens_report(found: Sequence[Result], command: str) -> str:
-    return time_to_accuracy.report(by_setting(found), command)
-
-
 REPORTS: dict[str, Callable[[Sequence[Result], str], str]] = {
     "step_real": step.report,
-    **{file.stem: tokens_report for file in sorted(runs.RESULTS.glob("time_to_accuracy*.md"))},
+    **{file.stem: time_to_accuracy.report for file in sorted(runs.RESULTS.glob("time_to_accuracy*.md"))},
 }
 """Name of a stored result -> what makes its document of the stored runs and the command."""
 
@@ -201,15 +197,15 @@ class TestTimeToAccuracy:
 
     def test_the_report_names_every_run_that_missed_the_target_and_the_picture_shows_it(self) -> None:
         stock = [run_of("stock", REACHES, 0, took=4), run_of("stock", NEVER, 1, took=4)]
-        runs = by_setting([*stock, run_of("kit", REACHES, 0), run_of("kit", REACHES, 1)])
-        text = time_to_accuracy.report(runs, "`python benchmarks/time_to_accuracy.py`")
+        found = [*stock, run_of("kit", REACHES, 0), run_of("kit", REACHES, 1)]
+        text = time_to_accuracy.report(found, "`python benchmarks/time_to_accuracy.py`")
         # 600 / 600 and 600 / 900: the logarithms are 0.405 apart; 12.71 times half of that is 2.576.
         assert "| kit | 4 x 8 | 0.001 | 2 |" in text
         assert " 600 | 0.82 [0.06, 10.73] | 0 | 0.20 [0.02, 2.68] | 0.25 (no interval: no spread) |" in text
         assert "| stock | 4 x 8 | 0.001 | 2 |" in text
         assert " | 600 | 1 | 1 | 1 | 1 |" in text
         assert "| 1 | over 900 | 600 |" in text
-        panels = time_to_accuracy.picture(runs).axes
+        panels = time_to_accuracy.picture(by_setting(found)).axes
         assert [len(panel.get_lines()) for panel in panels] == [4, 4], "two seeds, their mean, the target"
 
 

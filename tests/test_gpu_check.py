@@ -229,9 +229,6 @@ def test_overlapping_kernels_are_counted_once_as_busy(monkeypatch: Any) -> None:
     assert [figure.value for figure in found.values()] == pytest.approx([0.5, 0.5, 1.5, 0.6, 0.025, 0.01])
 
 
-# --- the faster of two settings ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("seconds", "kept", "said"),
     [
