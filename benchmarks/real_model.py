@@ -10,6 +10,7 @@ not run again, and resumes from its last checkpoint where it was begun.  Writes 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -31,7 +32,7 @@ TRAINING: dict[str, Any] = {
     "temperature": 0.6,
 }
 FILE = RESULTS / "real_model.json"
-COLOURS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito 2008, one for each seed
+COLOURS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito 2008, by turns
 BARS = (("before", -0.2, "0.75"), ("after", 0.2, "0.35"))
 
 Run = dict[str, Any]
@@ -92,18 +93,11 @@ def report(runs: dict[str, Run], command: str) -> str:
     for seed, run in sorted(runs.items()):
         few = ", ".join(f"{statistics.fmean(part):.2f}" for part in (run["rewards"][:5], run["rewards"][-5:]))
         shares = ["{:.3f} [{:.3f}, {:.3f}]".format(*run[name]) for name in ("before", "after")]
-        rows.append(
-            (seed, *shares, f"{run['after'][0] - run['before'][0]:+.2f}", few, f"{run['seconds']:.0f}")
-        )
-    head = (
-        "seed",
-        "held-out accuracy before",
-        "after",
-        "gain",
-        "mean reward, first and last 5 steps",
-        "seconds",
-    )
-    gain = student([run["after"][0] - run["before"][0] for run in runs.values()])
+        gain = f"{run['after'][0] - run['before'][0]:+.2f}"
+        rows.append((seed, *shares, gain, few, f"{run['seconds']:.0f}"))
+    ends = "mean reward, first and last 5 steps"
+    head = ("seed", "held-out accuracy before", "after", "gain", ends, "seconds")
+    mean_gain = student([run["after"][0] - run["before"][0] for run in runs.values()])
     return document(
         "A real language model on a CPU",
         command,
@@ -112,7 +106,7 @@ def report(runs: dict[str, Run], command: str) -> str:
         f"Task: `rloo_kit.tasks.word_sums(largest={LARGEST})`; greedy on {PROBLEMS} held-out problems. In float32. "
         f"{settings}.",
         table(head, "rllrlr", rows),
-        f"Mean gain: {gain} (Student's 95 % interval over {len(runs)} seeds).",
+        f"Mean gain: {mean_gain} (Student's 95 % interval over {len(runs)} seeds).",
         "![Reward by step, and held-out accuracy before and after](real_model.png)",
     )
 
@@ -122,7 +116,7 @@ def picture(runs: dict[str, Run]) -> Figure:
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     figure.suptitle("SmolLM2-135M learns sums in words (tasks.word_sums) on a CPU", fontsize="medium")
     curve, bars = figure.subplots(1, 2, width_ratios=(2, 1))
-    for (seed, run), colour in zip(runs.items(), COLOURS, strict=True):
+    for (seed, run), colour in zip(runs.items(), itertools.cycle(COLOURS), strict=False):
         rewards = run["rewards"]
         steps = range(1, len(rewards) + 1)
         smooth = [statistics.fmean(rewards[max(0, step - 3) : step + 2]) for step in steps]
