@@ -129,7 +129,7 @@ BY_HAND = {
         "128": "2 to the 7th",
         "50": "operands",
         "0.12": "half of [-0.171, +0.071]",
-        "2.7": "2.65, to the next tenth",
+        "0.08": "half of [-0.066, +0.090]",
     },
     "05": {"15": "labels that are flipped", "95": "level", "135": "million parameters"},
     "06": {"12": "48 demonstrations, 4 at a time", "07": "a notebook"},
