@@ -128,7 +128,6 @@ BY_HAND = {
         "13": "1 - 0.87, in per cent",
         "128": "2 to the 7th",
         "50": "operands",
-        "0.12": "half of [-0.171, +0.071]",
         "0.08": "half of [-0.066, +0.090]",
     },
     "05": {"15": "labels that are flipped", "95": "level", "135": "million parameters"},
