@@ -11,14 +11,7 @@ from rewards.compose import cached, clipped, gated, only_for, scaled, weighted
 from rewards.errors import RewardCallError, RewardSignatureError, RewardValueError
 from rewards.judge import Criterion, reward_model, rubric_reward
 from rewards.text import length_reward, overlong_reward, repetition_reward, sentence_reward
-from rewards.thinking import (
-    QWEN3,
-    ThinkTokens,
-    Thought,
-    split_thinking,
-    thinking_reward,
-    thought_then_answer,
-)
+from rewards.thinking import QWEN3, ThinkTokens, Thought, split_thinking, thinking_reward, thought_then_answer
 from rewards.trl_interface import check_signature, guarded
 
 __all__ = ["CASES", "FORMS", "QWEN3", "Audit", "AuditFailed", "Band", "Case", "Criterion"]

@@ -198,10 +198,8 @@ def task_rows(
 ) -> list[dict[str, Any]]:
     """At most ``limit`` rows of a task, spread over it, or the questions of a kind where there is none."""
     if rows is None:
-        return [
-            {"prompt": row["prompt"], column: row["answer"]}
-            for row in QUESTIONS.get(kind, QUESTIONS["number"])
-        ]
+        asked = QUESTIONS.get(kind, QUESTIONS["number"])
+        return [{"prompt": row["prompt"], column: row["answer"]} for row in asked]
     table: Any = rows
     if hasattr(rows, "__len__"):  # a dataset decodes a row only where it is read
         table = map(table.__getitem__, range(0, len(table), max(1, len(table) // limit)))

@@ -192,20 +192,15 @@ def only_for(reward: Reward, **columns: Any) -> Reward:
     return whole
 
 
-class _Cached(Wrapped):
-    def __init__(self, reward: Reward) -> None:
-        super().__init__(reward_name(reward), reward)
-        self.scores: dict[bytes, float | None] = {}
-
-    def __call__(self, **kwargs: Any) -> Scores:
-        keys = _row_keys(kwargs)
-        rows = list({key: i for i, key in enumerate(keys) if key not in self.scores}.values())
-        fresh = _of_rows(self.rewards[0], rows, len(keys), kwargs)
-        self.scores |= {keys[row]: fresh[row] for row in rows}
-        result = [self.scores[key] for key in keys]
-        while len(self.scores) > CACHED:  # the oldest first: a dict keeps its order
-            del self.scores[next(iter(self.scores))]
-        return result
+def _remember(whole: Wrapped, kwargs: Mapping[str, Any], known: dict[bytes, float | None]) -> Scores:
+    keys = _row_keys(kwargs)
+    rows = list({key: i for i, key in enumerate(keys) if key not in known}.values())
+    fresh = _of_rows(whole.rewards[0], rows, len(keys), kwargs)
+    known |= {keys[row]: fresh[row] for row in rows}
+    result = [known[key] for key in keys]
+    while len(known) > CACHED:  # the oldest first: a dict keeps its order
+        del known[next(iter(known))]
+    return result
 
 
 def _row_keys(kwargs: Mapping[str, Any]) -> list[bytes]:
@@ -226,4 +221,4 @@ def cached(reward: Reward) -> Reward:
     Two rows are the same if their completion ids, prompt and columns are.  Not for rewards that depend on
     ``trainer_state``, chance or the rest of the batch.
     """
-    return _Cached(reward)
+    return _Composed(_remember, reward_name(reward), reward, known={})

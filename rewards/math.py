@@ -244,6 +244,5 @@ def _verified(gold: str, answer: str) -> bool:
     reading = [LatexExtractionConfig(normalization_config=NormalizationConfig(True, **kept))]
     boxes = (r"\boxed{" + text.strip().strip("$") + "}" for text in (gold, answer))
     target, parsed = (parse(box, reading, parsing_timeout=None) for box in boxes)
-    return bool(
-        target and parsed and verify(target, parsed, allow_set_relation_comp=True, timeout_seconds=None)
-    )
+    how: Any = {"allow_set_relation_comp": True, "timeout_seconds": None}
+    return bool(target and parsed and verify(target, parsed, **how))

@@ -24,10 +24,7 @@ class Call:
 
 
 def recorded(
-    *,
-    without: Sequence[str] = (),
-    files: Sequence[str] = (),
-    also: Callable[[Any, Call], None] | None = None,
+    *, without: Sequence[str] = (), files: Sequence[str] = (), also: Callable[[Any, Call], None] | None = None
 ) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
     """A decorator: what the function makes remembers the call, as ``made_by``.
 
@@ -47,9 +44,7 @@ def recorded(
                     arguments |= arguments.pop(name, {})
             if any(value is made for value in arguments.values()):  # returned as it came
                 return made
-            kept = {
-                name: _kept(value, name in files) for name, value in arguments.items() if name not in without
-            }
+            kept = {name: _kept(arguments[name], name in files) for name in arguments if name not in without}
             call = Call(f"{function.__module__.partition('.')[0]}.{function.__name__}", kept)
             with contextlib.suppress(AttributeError):  # a bound method takes none
                 object.__setattr__(made, "made_by", call)  # frozen dataclasses among them

@@ -75,11 +75,10 @@ def _one_token(tokenizer: Any, marker: str) -> int:
     ids = encode(tokenizer, marker)
     if len(ids) == 1 and tokenizer.decode(ids, skip_special_tokens=False).strip() == marker:
         return int(ids[0])
-    where = (
-        f"{type(tokenizer).__name__} encodes it as {len(ids)} tokens, {ids[:8]}, or decodes them differently"
-    )
+    how = f"encodes it as {len(ids)} tokens, {ids[:8]}, or decodes them differently"
     todo = "use a Qwen3 tokenizer, or add both with tokenizer.add_tokens([...]) and resize the model's embeddings"
-    raise invalid(f"'{marker}' is not exactly one token of this tokenizer", where, todo)
+    what = f"'{marker}' is not exactly one token of this tokenizer"
+    raise invalid(what, f"{type(tokenizer).__name__} {how}", todo)
 
 
 def prompt_opens(tokenizer: Any, **template: Any) -> bool:

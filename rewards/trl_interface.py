@@ -20,14 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from rewards.errors import (
-    RewardCallError,
-    RewardSignatureError,
-    RewardValueError,
-    invalid,
-    shortened,
-    shown,
-)
+from rewards.errors import RewardCallError, RewardSignatureError, RewardValueError, invalid, shortened, shown
 from rewards.provenance import recorded
 
 if TYPE_CHECKING:
@@ -323,14 +316,10 @@ def _place(error: BaseException) -> str:
 def _hint(error: BaseException, kwargs: Mapping[str, Any]) -> str:
     # The form of the call's arguments, for errors that mostly come from expecting another form.
     columns = sorted(set(kwargs) - set(TRL_KEYWORDS))
-    if isinstance(error, (TypeError, AttributeError)) and kwargs.get("completions"):
-        text = isinstance(kwargs["completions"][0], str)
-        form = (
-            "strings here, as the prompts are" if text else "lists of messages here: completion[0]['content']"
-        )
-        return (
-            f"; completions are {form}{'; and each column is a list, an entry a completion' * bool(columns)}"
-        )
     if isinstance(error, KeyError):
         return f"; rewards get {f'the columns {columns}' if columns else 'no column of the dataset'}"
-    return ""
+    if not isinstance(error, (TypeError, AttributeError)) or not kwargs.get("completions"):
+        return ""
+    texts = isinstance(kwargs["completions"][0], str)
+    form = "strings here, as the prompts are" if texts else "lists of messages here: completion[0]['content']"
+    return f"; completions are {form}{'; and each column is a list, an entry a completion' * bool(columns)}"
