@@ -91,10 +91,10 @@ class RLOOConfig(Base):
         gradient_accumulation_steps: Passes in one update. Batch x accumulation is a multiple of K.
         steps_per_generation: Passes between two rounds of sampling; None takes ``gradient_accumulation_steps``.
         max_completion_length: Longest completion in tokens. A truncated completion counts as wrong.
-        learning_rate: AdamW's, on the LoRA. The first setting to lower when a run goes wrong.
-        beta: Weight of the KL term that holds the policy near the reference; 0 switches it off, and saves a pass.
+        learning_rate: AdamW's, for the LoRA. The first setting to lower when a run goes wrong.
+        beta: Weight of the KL term that holds the policy near the reference; 0 saves the reference pass.
         temperature: Sampling temperature. Below 1, a prompt's completions become alike and teach less;
-            a small model writes noise at 1. ``policy.checkpoint.temperature`` is the checkpoint's.
+            small models can be incoherent at 1. ``policy.checkpoint.temperature`` is the checkpoint's.
         max_steps: Updates in the run; -1 trains ``num_train_epochs`` epochs instead.
         output_dir: Log, checkpoints and picture of the run.
 
