@@ -251,7 +251,8 @@ class ResumableTrainer(checkpointing.SavingTrainer):
         file, self._step = self._rollout_file(checkpoint_folder), self._first_micro_step
         super()._load_rng_state(checkpoint_folder)
         if file.is_file():
-            kept = torch.load(file, map_location=self.accelerator.device, weights_only=True)
+            # By its type: torch.load takes no "cpu:0", as accelerate calls a CPU of several.
+            kept = torch.load(file, map_location=self.accelerator.device.type, weights_only=True)
             self._buffered_inputs = kept["batches"] if kept["layout"] == self._batch_layout else None
 
     @property
