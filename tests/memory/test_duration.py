@@ -1,5 +1,6 @@
 """The range of seconds of a run: where there is one, what moves it, and how it is shown."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -40,12 +41,15 @@ def test_a_policy_of_one_weight_by_hand() -> None:
     model, one = Model(shape, 14, 2, ()), {**batch_sizes(1, 1, 1), "num_generations": 1}
     settings = Settings(prompt_tokens=1, max_completion_length=3, beta=0.0, four_bit=False, **one)  # type: ignore[arg-type]
 
-    def step(bandwidth: float, peak: float) -> duration.Range:
-        return duration.Seconds(model, settings, bandwidth, peak).step()
+    def step(bandwidth: float, peak: float, iterations: int = 1) -> duration.Range:
+        used = dataclasses.replace(settings, num_iterations=iterations)
+        return duration.Seconds(model, used, bandwidth, peak).step()
 
     # A pass reads 7 weights and the head, 2 bytes each: the prompt's, forward, again and backward.  Two more tokens
     # read them too, and 1 + 3 / 2 cached tokens of 4 bytes.
     assert step(1.0, ENDLESS)[0] == pytest.approx(4 * (14 + 2) + 2 * (14 + 2 + 2.5 * 4))
+    # Used twice, it is sampled half as often, and every other update has one pass more.
+    assert step(1.0, ENDLESS, 2)[0] == pytest.approx((3 + 1 / 2 + 1 / 2) * (14 + 2) + (14 + 2 + 2.5 * 4))
     # Two operations a weight and token, four a token that one looks at.
     prompt, token = 1 * (14 + 4) + 2, 14 + 2 + 4 * 2.5
     update = 3 * (4 * (14 + 4 * 4) + 3 * 2)

@@ -30,6 +30,13 @@ def folder() -> Path:
     return TINY.checkpoint()
 
 
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "rloo-kit").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -78,13 +85,22 @@ def templated(tokenizer: Any) -> list[list[int]]:
     ]
 
 
-def test_texts_are_tokenized_and_templated_as_qwen3_does(folder: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+def test_texts_are_tokenized_and_templated_as_qwen3_does(tokenizer: Any) -> None:
     kept = json.loads(IDS.read_text())
     assert tokenizer(texts())["input_ids"] == kept["texts"]
     assert templated(tokenizer) == kept["templated"]
+
+
+def test_it_has_qwen3s_whole_vocabulary_and_says_only_used_ids(folder: Path, tokenizer: Any) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    assert model.get_input_embeddings().weight.shape == (151936, 64)
+    with torch.no_grad():
+        logits = model(torch.tensor(templated(tokenizer)[:1])).logits[0, -1]
+    used = torch.tensor(sorted(tokenizer.get_vocab().values()))
+    assert logits.softmax(-1)[used].sum() > 0.99
 
 
 # --- SmolLM2 ----------------------------------------------------------------------------------------------

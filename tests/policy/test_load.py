@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from peft import LoraConfig
 
 import rloo_kit
 from rloo_kit import models
@@ -81,7 +82,12 @@ def test_a_tuned_adapter_is_the_start_and_the_reference(
     policy: Any, make_trainer: Any, tmp_path: Path
 ) -> None:
     """One argument, its folder: the KL term then holds the policy near the adapter, and not near the base."""
-    start = rloo_kit.load_policy(moved(policy, 0.02).save(tmp_path / "tuned"))
+    folder = moved(policy, 0.02).save(tmp_path / "tuned")
+    config = LoraConfig.from_pretrained(folder)
+    config.lora_dropout = 0.05  # as supervised recipes have it
+    config.save_pretrained(folder)
+    with pytest.warns(UserWarning, match=r"dropout of 0\.05 is switched off"):
+        start = rloo_kit.load_policy(folder)
     tuned = {name: p.detach().clone() for name, p in start.model.named_parameters() if "lora_" in name}
     trainer = make_trainer(random_rewards, model=start, beta=0.05, max_steps=2, learning_rate=1e-2)
     trainer.train()
