@@ -105,7 +105,7 @@ def _distinct(rows: Iterable[Row], question: str, answer: str, left_out: Counter
         prompt = _messages(row[question]) or [{"role": "user", "content": problem}]
         key = " ".join(problem.split()).casefold()  # case and space do not tell problems apart
         if not problem or not right or prompt[-1]["role"] == "assistant":
-            left_out["without an answer, or whose question is empty or ends with the assistant's"] += 1
+            left_out["without a usable question or answer"] += 1
         elif key in distinct:
             left_out["repeated"] += 1
         else:
