@@ -9,6 +9,8 @@ import pytest
 
 # Tests and notebooks compute as the kit does unless it is asked; tests/gpu_path/test_user.py asks.
 os.environ.pop("UNSLOTH_CPU_BF16", None)
+# As make sets it: two OpenMP threads on a busy two-core machine take several times the CPU time of one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TRAINING = {"policy", "fresh_policy", "loaded_once", "make_trainer", "script"}
 """Fixtures that load a policy or start a process."""
