@@ -10,6 +10,7 @@ import torch
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.train import cpu_logprobs
 from rloo_kit.train.cpu_logprobs import in_tiles, is_exact
+from tests.train.weights import leave_the_reference
 
 import_unsloth()
 
@@ -143,9 +144,7 @@ def test_the_trainers_log_probabilities_and_entropies_are_stock_trls(
     mask = torch.ones_like(ids)
     mask[0, :4], mask[1, -3:] = 0, 0
     trained = [p for p in trainer.model.parameters() if p.requires_grad]
-    for name, p in trainer.model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(p, std=0.1)
+    leave_the_reference(trainer.model, std=0.1)
 
     def found(owner: Any) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         method = owner._get_per_token_logps_and_entropies

@@ -1,34 +1,148 @@
 """A run that is killed at random moments, its checkpoints damaged in between, is the run that was left alone.
 
-killed_runs.py does it; benchmarks/results/faults.md has what a longer form found.
+Compared to the bit: weights, optimizer, and every logged figure but times.  The run has what makes resuming hard:
+several steps a generation batch, two epochs, evaluations, a learning rate that falls.  benchmarks/results/faults.md has
+what a longer form found.
 """
 
+from __future__ import annotations
+
+import hashlib
 import json
+import os
+import random
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import pytest
+import rloo_kit
+from tests.conftest import ROOT, random_rewards
 
-from tests.conftest import ROOT
+STEPS = 8
+SETTINGS: dict[str, Any] = {"num_generations": 2, "per_device_train_batch_size": 4, "num_iterations": 2}
+SETTINGS |= {"gradient_accumulation_steps": 1, "max_completion_length": 8, "beta": 0.05, "seed": 1}
+SETTINGS |= {"learning_rate": 1e-2, "lr_scheduler_type": "linear", "max_steps": STEPS}
+SETTINGS |= {"eval_strategy": "steps", "eval_steps": 4, "per_device_eval_batch_size": 4}
+SETTINGS |= {"save_steps": 1, "save_total_limit": 3}
+TIMES = ("runtime", "per_second", "time")
 
-KILLED = """
-import json
-from tests.train import killed_runs
-print(json.dumps(killed_runs.tried(kills=3, terms=1, seed=3)))
-"""
+BEGUN, OUTPUT, RESULT = "begun", "output.txt", "result.json"
+"""In a run's folder: it trains, what it prints, and what came of it."""
 
 
-@pytest.fixture(scope="module")
-def tried(script: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(script(KILLED, PYTHONPATH=str(ROOT)).stdout.splitlines()[-1])
+def start(folder: Path, policy: rloo_kit.Policy, task: Any) -> int:
+    """Start the run of a folder, or resume it, in a process forked from this one, which imports nothing anew."""
+    (folder / BEGUN).unlink(missing_ok=True)
+    if process := os.fork():
+        return process
+    status = 1
+    try:
+        with (folder / OUTPUT).open("a") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        config = rloo_kit.RLOOConfig(output_dir=str(folder), **SETTINGS)
+        trainer = rloo_kit.RLOOTrainer(policy, random_rewards, config, task.train, task.held_out)
+        (folder / BEGUN).touch()
+        trainer.train(resume_from_checkpoint=True)
+        (folder / RESULT).write_text(json.dumps(outcome(trainer), sort_keys=True))
+        status = 0
+    except SystemExit as stopped:
+        status = int(str(stopped.code))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def outcome(trainer: rloo_kit.RLOOTrainer) -> dict[str, Any]:
+    """What two equal runs have in common, weights and optimizer as digests."""
+    import torch
+
+    def digest(tensors: Any) -> str:
+        contents = [tensor.detach().float().contiguous().cpu().numpy().tobytes() for tensor in tensors]
+        return hashlib.sha256(b"".join(contents)).hexdigest()[:16]
+
+    last = Path(trainer.args.output_dir) / f"checkpoint-{STEPS}"
+    state = torch.load(last / "optimizer.pt", weights_only=True)["state"]
+    log = [entry for entry in trainer.state.log_history if "train_loss" not in entry]
+    timed = {name for entry in log for name in entry if any(word in name for word in TIMES)}
+    return {
+        "weights": digest(p for p in trainer.model.parameters() if p.requires_grad),
+        "optimizer": digest(value for one in state.values() for value in one.values()),
+        "log": [{name: entry[name] for name in entry.keys() - timed} for entry in log],
+    }
+
+
+def flip(file: Path, draw: random.Random) -> None:
+    content = bytearray(file.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    file.write_bytes(content)
+
+
+DAMAGE: dict[str, Callable[[Path, random.Random], None]] = {
+    "none": lambda file, draw: None,
+    "cut": lambda file, draw: os.truncate(file, draw.randrange(file.stat().st_size)),
+    "removed": lambda file, draw: file.unlink(),
+    "bit flipped": flip,
+}
+
+
+def damage(folder: Path, draw: random.Random) -> str:
+    """Damage a file of a run's newest checkpoint, or none; how."""
+    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda one: int(one.name.split("-")[1]))
+    if not checkpoints:
+        return "none"
+    files = [file for file in sorted(checkpoints[-1].iterdir()) if file.is_file() and file.stat().st_size]
+    kind = draw.choice(list(DAMAGE))
+    DAMAGE[kind](draw.choice([file for file in files if file.name != "README.md"]), draw)  # a user's to edit
+    return kind
+
+
+def tried(signals: list[signal.Signals], seed: int) -> dict[str, Any]:
+    """Stop a run with these signals, one after the other; exit statuses, damage, and outcomes beside that of one left
+    alone.  A run that is done before its signal comes is followed by another."""
+    draw, policy = random.Random(seed), rloo_kit.load_policy("tiny", seed=0)
+    task = rloo_kit.tasks.addition(n_train=6, n_held_out=2, seed=0)
+    found: dict[str, Any] = {"statuses": [], "damage": [], "outcomes": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        alone = Path(tempfile.mkdtemp(dir=scratch))
+        os.waitpid(start(alone, policy, task), 0)
+        found["alone"] = (alone / RESULT).read_text()
+        seconds = (alone / RESULT).stat().st_mtime - (alone / BEGUN).stat().st_mtime
+        while signals:
+            folder = Path(tempfile.mkdtemp(dir=scratch))
+            while signals and not (folder / RESULT).exists():
+                process = start(folder, policy, task)
+                while not (folder / BEGUN).exists():
+                    time.sleep(0.001)
+                time.sleep(draw.uniform(0.0, seconds / 2))
+                os.kill(process, signals[0])
+                code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+                if not (folder / RESULT).exists():
+                    # As a shell counts it: 143 also where SIGTERM came before the run listened to it.
+                    found["statuses"].append(code if code >= 0 else 128 - code)
+                    if signals.pop(0) == signal.SIGKILL:
+                        found["damage"].append(damage(folder, draw))
+            os.waitpid(start(folder, policy, task), 0)
+            kept = folder / (RESULT if (folder / RESULT).exists() else OUTPUT)
+            found["outcomes"].append(kept.read_text())
     return found
 
 
-def test_a_run_that_was_killed_and_damaged_comes_out_the_same_to_the_bit(tried: dict[str, Any]) -> None:
-    stops = tried["kills"]
-    assert [stop["status"] for stop in stops] == [137] * 3
-    assert any(stop["damage"] != "none" for stop in stops)
-    assert (tried["failed"], tried["different"]) == ([], [])
+KILLED = """
+import json, signal
+from tests.train import test_faults
+stops = [signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]
+print(json.dumps(test_faults.tried(stops, seed=3)))
+"""
 
 
-def test_sigterm_ends_the_process_with_143(tried: dict[str, Any]) -> None:
-    assert [stop["status"] for stop in tried["terms"]] == [143]
+def test_a_run_that_was_stopped_and_damaged_comes_out_the_same_to_the_bit(script: Any) -> None:
+    found = json.loads(script(KILLED, PYTHONPATH=str(ROOT)).stdout.splitlines()[-1])
+    assert [one for one in found["outcomes"] if one != found["alone"]] == []
+    assert found["statuses"] == [137, 137, 137, 143]
+    assert set(found["damage"]) != {"none"}

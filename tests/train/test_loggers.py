@@ -26,10 +26,10 @@ def test_trackio_gets_the_kits_figures_and_no_secret(make_trainer: Any, monkeypa
         "report_to": "trackio",
         "project": "tests",
         "run_name": "a name",
-        "hub_token": TOKEN,
+        "max_steps": 2,
         "beta": 0.05,
     }
-    settings |= {"max_steps": 2, "vllm_server_base_url": "http://of-a-env-file:1"}
+    settings |= {"hub_token": TOKEN, "vllm_server_base_url": "http://of-a-env-file:1"}
     trainer = make_trainer(reward_funcs=random_rewards, **settings)
     trainer.train()
     (run,) = trackio.Api().runs("tests")

@@ -50,26 +50,6 @@ def batch_of(prompts: list[int], completions: list[int]) -> dict[str, torch.Tens
     }
 
 
-def test_a_micro_batch_is_as_wide_as_its_own_longest_prompt_and_completion() -> None:
-    chosen = select(batch_of([1, 3, 5], [7, 2, 4]), [1, 2])
-    assert chosen["prompt_ids"].tolist() == [[0, 0, 111, 112, 113], [211, 212, 213, 214, 215]]
-    assert chosen["completion_ids"].tolist() == [[121, 122, 0, 0], [221, 222, 223, 224]]
-    alone = select(batch_of([2, 2], [9, 2]), [1])
-    assert alone["old_per_token_logps"].tolist() == [[-101.0, -102.0]], "cut along with the tokens"
-    assert alone["ref_per_token_logps"].tolist() == [[-102.0, -103.0]]
-    assert alone["advantages"].tolist() == [1.0]
-
-
-def test_a_completion_that_is_masked_whole_keeps_one_column() -> None:
-    """``mask_truncated_completions`` masks completions that were cut; the model still wants a token to score."""
-    batch = batch_of([2, 2], [4, 4])
-    batch["completion_mask"][1] = 0
-    chosen = select(batch, [1])
-    assert chosen["completion_ids"].tolist() == [[121]]
-    assert chosen["completion_mask"].tolist() == [[0]]
-    assert select(batch, [0, 1])["completion_ids"].shape == (2, 4), "beside another it is as wide as that one"
-
-
 lengths = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=6)
 
 
@@ -87,5 +67,8 @@ def test_no_token_that_counts_is_cut_and_no_column_of_padding_is_left(
         for part in ("prompt", "completion"):
             kept = chosen[f"{part}_ids"][place][chosen[f"{part}_mask"][place].bool()]
             assert torch.equal(kept, batch[f"{part}_ids"][row][batch[f"{part}_mask"][row].bool()])
+        for name in ("old_per_token_logps", "ref_per_token_logps"):
+            assert torch.equal(chosen[name][place], batch[name][row, : chosen[name].size(1)])
+        assert chosen["advantages"][place] == row
     assert chosen["prompt_ids"].size(1) == max(rows[row][0] for row in picked)
     assert chosen["completion_ids"].size(1) == max(1, *(rows[row][1] for row in picked), 0)

@@ -17,12 +17,9 @@ from rloo_kit.policy.bundled import TINY
 from rloo_kit.train.checkpointing import seal
 from rloo_kit.watch import read_run
 from tests.conftest import random_rewards
+from tests.train.weights import leave_the_reference, same, steps, trained
 
 SAVED = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "lr_scheduler_type": "constant"}
-
-
-def lora_of(policy: Any) -> dict[str, torch.Tensor]:
-    return {n: p.detach().clone() for n, p in policy.model.named_parameters() if ".default." in n}
 
 
 def test_a_cell_stopped_within_a_step_goes_on_with_fresh_completions(make_trainer: Any) -> None:
@@ -67,22 +64,15 @@ def test_resuming_a_run_that_is_done_restores_the_adapter_beside_its_reference_a
     make_trainer: Any,
 ) -> None:
     """transformers loads the adapters in a checkpoint's subfolders and then not the one at its top."""
-
-    def moved() -> rloo_kit.Policy:
-        policy = rloo_kit.load_policy("tiny", seed=0)
-        for name, weight in policy.model.named_parameters():
-            if "lora_B" in name:  # else the reference is the base
-                weight.data += 0.05
-        return policy
-
     settings = {**SAVED, "beta": 0.05, "learning_rate": 0.05}
-    first, other = moved(), moved()
+    first, other = (rloo_kit.load_policy("tiny", seed=0) for _ in range(2))
+    for policy in (first, other):
+        leave_the_reference(policy.model)  # else the reference is the base
     make_trainer(random_rewards, model=first, **settings).train()
     trainer = make_trainer(random_rewards, model=other, **settings)
     assert trainer.train(resume_from_checkpoint=True).global_step == 2
-    assert [entry["step"] for entry in trainer.state.log_history if "reward" in entry] == [1, 2]
-    now = lora_of(other)
-    assert not [name for name, trained in lora_of(first).items() if not torch.equal(trained, now[name])]
+    assert [entry["step"] for entry in steps(trainer)] == [1, 2]
+    assert same(trained(other.model), trained(first.model))
 
 
 def scaled(factor: float) -> Any:
@@ -147,11 +137,11 @@ def test_a_policy_or_an_optimizer_of_another_kind_is_refused_and_left_as_it_was(
 ) -> None:
     arguments, settings, message = OTHERS[case]
     other = rloo_kit.load_policy("tiny", seed=0, **arguments)
-    before, trainer = lora_of(other), make_trainer(random_rewards, model=other, **SAVED, **settings)
+    before, trainer = trained(other.model), make_trainer(random_rewards, model=other, **SAVED, **settings)
     with pytest.raises(ConfigError, match=f"(?s){message}.*load the policy"):
         trainer.train(resume_from_checkpoint=str(stopped))
     assert stopped.with_name("checkpoint-2").is_dir(), "nothing is set aside for a run that does not begin"
-    assert all(weight.equal(before[name]) for name, weight in lora_of(other).items())
+    assert same(trained(other.model), before)
 
 
 @pytest.mark.usefixtures("stopped")
@@ -186,23 +176,12 @@ def test_each_epoch_has_an_order_of_its_own_also_in_a_run_that_is_resumed_there(
     assert [*resumed] == orders[1]
 
 
-class Runs:
-    """A pickle that runs something when it is loaded."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.file),)
-
-
 def test_nothing_of_a_malicious_pickle_is_run(make_trainer: Any, tmp_path: Path) -> None:
     settings = {**SAVED, "max_steps": 1, "num_iterations": 2}  # so that a batch goes on after step 1
     make_trainer(random_rewards, **settings).train()
-    folder, trap = tmp_path / "run" / "checkpoint-1", tmp_path / "trap"
+    folder = tmp_path / "run" / "checkpoint-1"
     assert (folder / "rollout_0.pt").is_file()
-    torch.save({"layout": Runs(trap), "batches": []}, folder / "rollout_0.pt")
+    torch.save({"layout": os.mkdir, "batches": []}, folder / "rollout_0.pt")
     seal(folder, read_run.facts(folder))
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         make_trainer(random_rewards, **{**settings, "max_steps": 2}).train(resume_from_checkpoint=True)
-    assert not trap.exists()

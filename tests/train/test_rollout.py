@@ -1,7 +1,6 @@
 """A rollout: padding, references, and scores that are checked."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import torch
 import trl
 
 from rloo_kit.errors import RewardError
-from rloo_kit.train.rollout import undisturbed
 from tests.conftest import random_rewards
+from tests.train.weights import leave_the_reference, steps
 
 
 def test_left_padding_is_kept_from_attention_in_training_mode(make_trainer: Any, policy: Any) -> None:
@@ -35,25 +34,18 @@ def test_left_padding_is_kept_from_attention_in_training_mode(make_trainer: Any,
         assert not backbone._unsloth_keep_padding_mask, "causal attention alone says the same, faster"
 
 
-def test_no_copy_of_the_adapter_is_kept_where_the_reference_is_the_base(
+def test_a_trained_policy_is_its_own_reference_and_no_copy_is_kept_where_the_base_is_it(
     fresh_policy: Any, make_trainer: Any
 ) -> None:
     for beta in (0.05, 0.0):
         make_trainer(model=fresh_policy, beta=beta)
         assert list(fresh_policy.model.peft_config) == ["default"]
-
-
-def test_a_trained_policy_is_its_own_reference(fresh_policy: Any, make_trainer: Any) -> None:
-    with torch.no_grad():
-        for name, parameter in fresh_policy.model.named_parameters():
-            if "lora_B" in name:
-                parameter.add_(0.05)
+    leave_the_reference(fresh_policy.model)
     trainer = make_trainer(model=fresh_policy, beta=0.05, reward_funcs=random_rewards)
     assert list(fresh_policy.model.peft_config) == ["default", "ref"]
     trainer.train()
-    first = next(entry for entry in trainer.state.log_history if "kl" in entry)
     # Not exactly 0: TRL rounds the trained adapter to bfloat16, and not its copy.
-    assert first["kl"] == pytest.approx(0.0, abs=1e-3), "the reference is the policy before the step"
+    assert steps(trainer)[0]["kl"] == pytest.approx(0.0, abs=1e-3), "the policy before the step"
 
 
 def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_trainer: Any) -> None:
@@ -68,30 +60,24 @@ def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_
     assert sum("returned None" in str(item.message) for item in caught) == 1
 
 
-def test_a_reward_that_seeds_or_draws_changes_no_random_number_of_the_trainers() -> None:
-    model, drawn = torch.nn.Linear(1, 1), []
-    torch.manual_seed(42)
-    expected = torch.rand(2)
-    torch.manual_seed(42)
-    for _ in range(2):
-        drawn.append(torch.rand(1))
-        with undisturbed(model):
-            torch.manual_seed(42)
-            torch.rand(3)
-    assert torch.cat(drawn).equal(expected)
-
-
-@pytest.mark.parametrize(
-    "act",
-    [lambda model: model.eval(), lambda model: torch.set_grad_enabled(False), lambda model: os.chdir("/")],
-)
-def test_what_a_reward_switches_is_switched_back_also_where_it_fails(act: Callable[[Any], object]) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout())
-    before = Path.cwd()
-    with pytest.raises(KeyError), undisturbed(model):  # noqa: PT012
-        act(model)
+def test_what_a_reward_seeds_or_switches_is_put_back_also_where_it_fails(
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meddles(*given: object) -> None:
+        torch.manual_seed(42)
+        trainer.model.eval()
+        torch.set_grad_enabled(False)
+        os.chdir("/")
         raise KeyError
-    assert (model[1].training, torch.is_grad_enabled(), Path.cwd()) == (True, True, before)
+
+    trainer = make_trainer()
+    trainer.model.train()
+    random_state, place = torch.get_rng_state(), Path.cwd()
+    monkeypatch.setattr(trl.RLOOTrainer, "_calculate_rewards", meddles)
+    with pytest.raises(KeyError):
+        trainer._calculate_rewards([])
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert (trainer.model.training, torch.is_grad_enabled(), Path.cwd()) == (True, True, place)
 
 
 @pytest.mark.parametrize("score", [torch.nan, torch.inf])

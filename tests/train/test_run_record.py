@@ -44,6 +44,8 @@ def test_the_cards_of_a_run_its_checkpoints_and_its_policy_say_how_it_was_traine
         assert [fact for fact in TOLD if fact not in card] == [], folder
         assert f"- fingerprint: {run_record.data(task.train)['fingerprint']}\n" in card
         assert not [private for private in (tmp_path, Path.home()) if str(private) in card]
+    written = {path.name for path in folders[0].iterdir() if not path.name.startswith("_")}
+    assert written == {"checkpoint-1", "trainer_state.json", "README.md"}, "the hub gets nothing else"
     rloo_kit.load_policy(folders[1])
 
 

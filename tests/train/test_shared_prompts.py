@@ -10,7 +10,8 @@ import torch
 
 from rloo_kit.memory.hardware import Device
 from rloo_kit.train import cpu_logprobs, microbatches
-from tests.conftest import SMALL, random_rewards
+from tests.conftest import SMALL
+from tests.train.weights import leave_the_reference
 
 
 @pytest.fixture(scope="module")
@@ -18,9 +19,7 @@ def unchecked() -> rloo_kit.Policy:
     """In float32, without gradient checkpointing, and with a LoRA that does something."""
     policy = rloo_kit.load_policy("tiny", load_in_4bit=False, gradient_checkpointing=False, dtype="float32")
     torch.manual_seed(0)
-    for name, parameter in policy.model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
+    leave_the_reference(policy.model, std=0.1)
     return policy
 
 
@@ -41,10 +40,6 @@ def passed(unchecked: rloo_kit.Policy) -> Any:
     )
     yield shapes
     hook.remove()
-
-
-def plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_logprobs, "fits", lambda *given: False)
 
 
 def batch_of(trainer: Any, prompts: list[int], completions: list[list[int]]) -> dict[str, torch.Tensor]:
@@ -91,7 +86,7 @@ def test_values_and_gradients_are_those_of_the_plain_pass(
     batch = microbatches.select(batch_of(trainer, prompts, completions), chosen)
     logps, entropies, gradient = found(trainer, batch)
     assert passed == expected
-    plainly(monkeypatch)
+    monkeypatch.setattr(cpu_logprobs, "fits", lambda *given: False)
     plain_logps, plain_entropies, plain_gradient = found(trainer, batch)
     torch.testing.assert_close(logps, plain_logps, rtol=0, atol=1e-4)
     torch.testing.assert_close(entropies, plain_entropies, rtol=0, atol=1e-4)
@@ -117,27 +112,6 @@ def test_where_a_cache_cannot_be_gone_on_from_the_plain_pass_is_taken(
     assert len(passed) == 1
 
 
-def test_a_step_with_a_reference_and_split_groups_logs_what_the_plain_way_logs(
-    unchecked: rloo_kit.Policy, make_trainer: Any, passed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three prompts of K 4 in micro-batches of 6; old, reference and loss in passes of their own."""
-    given = {"beta": 0.05, "single_pass": False, "num_generations": 4, "per_device_train_batch_size": 6}
-    given |= {"gradient_accumulation_steps": 2, "gradient_checkpointing": False, "learning_rate": 0.0}
-
-    def logged() -> dict[str, float]:
-        trainer = make_trainer(model=unchecked, reward_funcs=random_rewards, **given)
-        trainer.train()
-        entry = trainer.state.log_history[0]
-        return {name: entry[name] for name in ("grad_norm", "kl", "entropy", "loss")}
-
-    monkeypatch.setattr(cpu_logprobs, "FEWEST", 1)
-    ours, of_ours = logged(), sum(rows * tokens for rows, tokens in passed)
-    passed.clear()
-    plainly(monkeypatch)
-    assert ours == pytest.approx(logged(), rel=1e-4, abs=1e-5)
-    assert of_ours < sum(rows * tokens for rows, tokens in passed)
-
-
 def test_on_a_cpu_the_trainer_keeps_to_what_the_policy_was_loaded_with(tmp_path: Path) -> None:
     task = rloo_kit.tasks.addition(n_train=8, n_held_out=2)
     for asked in (True, False):
@@ -161,17 +135,3 @@ def test_on_a_cpu_the_plan_decides_whether_layers_are_computed_again(
         trainer = make_trainer(model=fresh_policy, gradient_accumulation_steps=2)
         assert bool(planned.settings.checkpointing) is trainer.args.gradient_checkpointing is recomputed
         assert fresh_policy.checkpoints_activations is recomputed
-
-
-def test_an_update_is_the_same_whether_layers_are_computed_again_or_not(
-    make_trainer: Any, tmp_path: Path
-) -> None:
-    trained = []
-    for recomputed in (True, False):
-        how = {"load_in_4bit": False, "dtype": "float32", "gradient_checkpointing": recomputed}
-        policy = rloo_kit.load_policy("tiny", seed=0, **how)
-        # Plain gradient descent: Adam makes full steps of rounding errors.
-        make_trainer(model=policy, reward_funcs=random_rewards, optim="sgd", learning_rate=0.1).train()
-        trained.append({n: p.detach().clone() for n, p in policy.model.named_parameters() if p.requires_grad})
-    for name, weight in trained[0].items():
-        torch.testing.assert_close(weight, trained[1][name], rtol=0, atol=2e-5, msg=name)

@@ -30,24 +30,15 @@ def watched(
     return calls
 
 
-def prompts_of(trainer: Any, count: int) -> list[list[int]]:
-    ids, _, _ = trainer._tokenize_prompts(trainer.train_dataset["prompt"][:count])
-    return ids
-
-
-def sample(trainer: Any, prompts: list[list[int]]) -> list[list[int]]:
-    torch.manual_seed(0)
-    return trainer._generate_single_turn(prompts, None, {})
-
-
 @pytest.mark.parametrize("fast", [True, False])
 def test_where_all_fit_the_draws_are_those_of_an_unsliced_batch(
     fast: bool, make_trainer: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer(fast_sampling=fast)
-    prompts = prompts_of(trainer, 8)
+    prompts, _, _ = trainer._tokenize_prompts(trainer.train_dataset["prompt"][:8])
     assert len(set(map(len, prompts))) > 1
-    found, after = sample(trainer, prompts), torch.get_rng_state()
+    torch.manual_seed(0)
+    found, after = trainer._generate_single_turn(prompts, None, {}), torch.get_rng_state()
     if fast:
         bound = policy.model.generate
         monkeypatch.setattr(

@@ -9,20 +9,16 @@ import pytest
 from transformers import TrainerCallback
 
 import rloo_kit
-from rewards import RewardCallError
 from rloo_kit.train import checkpointing, resume
 from rloo_kit.train.checkpointing import fault, newest_whole
 from rloo_kit.train.stop_signals import Stops, Terminated
 from tests.conftest import random_rewards
+from tests.train.weights import same, steps, trained
 
 SETTINGS = {"save_strategy": "steps", "save_steps": 9, "max_steps": 4, "reward_funcs": random_rewards}
 SETTINGS |= {"learning_rate": 1e-2}
 
 pytestmark = pytest.mark.usefixtures("interruptible")
-
-
-def weights(trainer: Any) -> list[Any]:
-    return [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
 
 
 def send(number: int = signal.SIGTERM) -> None:
@@ -49,21 +45,21 @@ def test_a_step_in_progress_is_dropped_and_taken_again(
     trainer = make_trainer(model=rloo_kit.load_policy("tiny", seed=0), **SETTINGS)
     kept: list[Any] = []
     during(trainer, method, step=2)
-    ended, trainer.remember = trainer.remember, lambda: (ended(), kept.append(weights(trainer)))
+    ended, trainer.remember = trainer.remember, lambda: (ended(), kept.append(trained(trainer.model)))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Terminated) as stopped:
         trainer.train()
     assert stopped.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is before
     assert newest_whole(tmp_path / "run")[0] == tmp_path / "run" / "checkpoint-2"
-    assert all(a.equal(b) for a, b in zip(kept[-1], weights(trainer), strict=True)), "of the last whole step"
+    assert same(kept[-1], trained(trainer.model)), "of the last whole step"
     resumed = make_trainer(**SETTINGS)
     resumed.train(resume_from_checkpoint=True)
-    assert [entry["step"] for entry in resumed.state.log_history if "reward" in entry] == [1, 2, 3, 4]
+    assert [entry["step"] for entry in steps(resumed)] == [1, 2, 3, 4]
     other, folder = rloo_kit.load_policy("tiny", seed=0), str(tmp_path / "alone")
     alone = make_trainer(model=other, output_dir=folder, **SETTINGS)
     alone.train()
-    assert all(a.equal(b) for a, b in zip(weights(alone), weights(resumed), strict=True)), "as if left alone"
+    assert same(trained(alone.model), trained(resumed.model)), "as if left alone"
     assert alone.state.num_input_tokens_seen == resumed.state.num_input_tokens_seen
 
 
@@ -91,6 +87,9 @@ def test_while_saving_a_signal_waits_and_another_one_too(
     sealed: list[str] = []
 
     def seal(folder: Path, told: Any) -> None:
+        assert not (tmp_path / "run" / folder.name).exists(), (
+            "it is nowhere under its name before it is sealed"
+        )
         send()
         send()
         original(folder, told)
@@ -159,17 +158,3 @@ def test_a_fork_of_a_run_that_is_terminated_saves_nothing(tmp_path: Path) -> Non
         _, status = os.waitpid(process, 0)
     assert os.waitstatus_to_exitcode(status) == 143
     assert not (tmp_path / "unwound").exists()
-
-
-def test_an_error_of_a_reward_keeps_the_steps_before_it(
-    make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def down(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float]:
-        if trainer_state.global_step == 2:
-            raise ConnectionError("refused")
-        return random_rewards(completions, **kwargs)
-
-    with pytest.raises(RewardCallError, match="refused"):
-        make_trainer(**SETTINGS | {"reward_funcs": down}).train()
-    assert newest_whole(tmp_path / "run")[0] == tmp_path / "run" / "checkpoint-2"
-    assert "stopped: step 2 of 4 is saved in" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from rloo_kit.policy.bundled import TINY
 from rloo_kit.session import multi_process
 from rloo_kit.train import run_record, trainer_call
 from tests.conftest import random_rewards
+from tests.train.weights import leave_the_reference, same, trained
 
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
 COLOCATE = {"use_vllm": True, "vllm_mode": "colocate"}
@@ -69,16 +70,13 @@ def test_the_trainers_settings_are_those_of_the_policys_own_engine_or_refused() 
 
 def test_a_step_of_a_small_learning_rate_moves_nearly_every_weight(make_trainer: Any, policy: Any) -> None:
     """In bfloat16, as stock TRL has it on a CPU, 3 % of them."""
-    torch.manual_seed(1)
-    trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
-    for name, weight in trained.items():
-        if "lora_B" in name:  # zeros, which would give A no gradient
-            weight.data.normal_(std=0.02)
-    before = {name: weight.detach().clone() for name, weight in trained.items()}
+    leave_the_reference(policy.model, std=0.02)
+    before = trained(policy.model)
     trainer = make_trainer(reward_funcs=random_rewards, learning_rate=1e-5, lr_scheduler_type="constant")
-    assert all(torch.equal(weight, before[name]) for name, weight in trained.items()), "nothing is rounded"
+    assert same(trained(policy.model), before), "nothing is rounded"
     trainer.train()
-    moved = torch.cat([(w != before[name]).flatten() for name, w in trained.items() if "lora_A" in name])
+    after = trained(policy.model)
+    moved = torch.cat([(after[name] != before[name]).flatten() for name in before if "lora_A" in name])
     assert moved.float().mean() > 0.9
 
 

@@ -79,6 +79,17 @@ def one_run(
     return trainer, seen.steps
 
 
+def assert_same_gradients(
+    expected: list[dict[str, torch.Tensor]], found: list[dict[str, torch.Tensor]]
+) -> None:
+    """Of each step, all weights in one vector."""
+    for step, (theirs, mine) in enumerate(zip(expected, found, strict=True)):
+        assert theirs.keys() == mine.keys()
+        flat = [torch.cat([side[name].flatten() for name in theirs]) for side in (theirs, mine)]
+        assert flat[0].norm() > 0
+        assert (flat[0] - flat[1]).norm() <= 1e-5 * flat[0].norm(), f"step {step + 1}"
+
+
 RUNS: dict[str, tuple[Any, Any]] = {}
 """Stock TRL's runs, which several cases share."""
 
@@ -121,11 +132,7 @@ def test_the_update_is_that_of_stock_trl(name: str, loaded_once: Any, task: Any,
     expected, gradients = RUNS[str(settings)]
     trainer, ours = one_run(True, loaded_once, task, tmp_path, **settings, **own)
 
-    for step, (theirs, mine) in enumerate(zip(gradients, ours, strict=True)):
-        assert theirs.keys() == mine.keys()
-        flat = [torch.cat([gradient.flatten() for gradient in side.values()]) for side in (theirs, mine)]
-        assert flat[0].norm() > 0
-        assert (flat[0] - flat[1]).norm() <= 1e-5 * flat[0].norm(), f"step {step + 1}"
+    assert_same_gradients(gradients, ours)
     logs = [[entry for entry in run.state.log_history if "grad_norm" in entry] for run in (expected, trainer)]
     metrics = {"reward", "reward_std", "rewards/some_dead/mean", "completions/mean_length", "num_tokens"}
     if trainer._trains_on_all:  # shares of what is trained on differ where zero-variance groups are left out
