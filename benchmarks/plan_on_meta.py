@@ -143,9 +143,7 @@ def report(found: list[dict[str, Any]], command: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stored", action="store_true")
     parser.add_argument("--short", action="store_true")
     given = parser.parse_args()

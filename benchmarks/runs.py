@@ -203,9 +203,7 @@ def stored(name: str) -> list[Result]:
     return [Result.from_json(data) for data in json.loads(file.read_text())] if file.exists() else []
 
 
-def measured(
-    name: str, wanted: Iterable[Spec], order: Callable[[Result], Any], fresh: bool = False
-) -> list[Result]:
+def measured(name: str, wanted: Iterable[Spec], order: Callable[[Result], Any], fresh: bool = False) -> list[Result]:
     """All runs of results/NAME.json in their order.  Those of ``wanted`` that are not there, or all if ``fresh``, are
     measured first, and each is added as soon as it is done."""
     known, file = {run.spec: run for run in stored(name)}, RESULTS / f"{name}.json"

@@ -51,16 +51,12 @@ def main() -> None:
     name = f"settings_{asked.task.partition('_')[0]}"
     own = {"lora_rank": asked.rank, "lora_alpha": asked.alpha, "warmup_steps": asked.warmup}
     grid = itertools.product(asked.seeds, asked.losses, asked.rates, asked.updates)
-    wanted = (
-        spec_of(asked.task, seed, asked.steps, rate, updates, loss, own) for seed, loss, rate, updates in grid
-    )
+    wanted = (spec_of(asked.task, seed, asked.steps, rate, updates, loss, own) for seed, loss, rate, updates in grid)
     runs = measured(name, () if asked.stored else wanted, lambda run: (run.spec.seed, run.spec.setting))
     write(name, lambda command: report(runs, command))
 
 
-def spec_of(
-    task: str, seed: int, steps: int, rate: float, updates: str, loss: str, own: dict[str, Any]
-) -> Spec:
+def spec_of(task: str, seed: int, steps: int, rate: float, updates: str, loss: str, own: dict[str, Any]) -> Spec:
     """The run of a setting on a seed; held-out problems are answered at its end alone."""
     variant, iterations = UPDATES[updates]
     named = ("".join(f", {name} {value}" for name, value in own.items() if value)).replace("_", " ")
@@ -101,9 +97,7 @@ def report(runs: Sequence[Result], command: str) -> str:
 
 def setting_table(runs: Sequence[Result]) -> str:
     """A row a setting, by rate: accuracy before and after, reward, tokens."""
-    by_rate = sorted(
-        runs, key=lambda run: (run.spec.learning_rate, run.spec.num_iterations, run.spec.setting)
-    )
+    by_rate = sorted(runs, key=lambda run: (run.spec.learning_rate, run.spec.num_iterations, run.spec.setting))
     rows = []
     for setting, group in itertools.groupby(by_rate, key=lambda run: run.spec.setting):
         own = list(group)

@@ -48,9 +48,7 @@ def main() -> None:
     parser.add_argument("workload", nargs="*", help=f"of {', '.join(WORKLOADS)}; default: all")
     parser.add_argument("--trainer", nargs="+", choices=VARIANTS, metavar="NAME")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument(
-        "--fresh", action="store_true", help="measure again what an earlier kit was measured on"
-    )
+    parser.add_argument("--fresh", action="store_true", help="measure again what an earlier kit was measured on")
     parser.add_argument("--stored", action="store_true", help="measure nothing")
     asked = parser.parse_args()
     runs = measured(NAME, () if asked.stored else specs(asked), order, asked.fresh)

@@ -197,9 +197,7 @@ def settings_table(runs: Runs) -> str:
     for target in targets:
         columns += [f"tokens to {target}", "ratio", "missed"]
     rows = [_setting_row(runs, setting) for setting in runs]
-    return table(
-        [*columns, "CPU seconds, ratio", "a token's, ratio"], "llrr" + "rlr" * len(targets) + "ll", rows
-    )
+    return table([*columns, "CPU seconds, ratio", "a token's, ratio"], "llrr" + "rlr" * len(targets) + "ll", rows)
 
 
 def _setting_row(runs: Runs, setting: str) -> list[str]:

@@ -156,9 +156,7 @@ def guessed(text: str, kind: str) -> list[str]:
     if not stated and len(text) <= _BARE:
         stated = _concluded(text, kind)
     sure = all(_states(value, kind) and not _DOUBT.search(before + value) for before, value, _ in stated)
-    return (
-        [value for _, value, _ in stated] if stated and sure and not _TAKEN_BACK.search(stated[-1][2]) else []
-    )
+    return [value for _, value, _ in stated] if stated and sure and not _TAKEN_BACK.search(stated[-1][2]) else []
 
 
 def _concluded(text: str, kind: str) -> list[tuple[str, str, str]]:

@@ -193,9 +193,7 @@ def fill(case: Case, forms: Mapping[str, str], prompt: str, *, prompt_opens: boo
     return [piece for piece in _MARKER.split(text) if piece]
 
 
-def task_rows(
-    kind: str, rows: Iterable[Mapping[str, Any]] | None, column: str, limit: int
-) -> list[dict[str, Any]]:
+def task_rows(kind: str, rows: Iterable[Mapping[str, Any]] | None, column: str, limit: int) -> list[dict[str, Any]]:
     """At most ``limit`` rows of a task, spread over it, or the questions of a kind where there is none."""
     if rows is None:
         asked = QUESTIONS.get(kind, QUESTIONS["number"])
@@ -225,9 +223,7 @@ class Sample:
 
 
 # Tokens where there is no tokenizer: a word, a sign, a run of white space; a character in scripts that write no spaces.
-_WORD = re.compile(
-    r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]| ?[^\W\u3040-\u9fff\uac00-\ud7af]+|\s+| ?[^\w\s]"
-)
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]| ?[^\W\u3040-\u9fff\uac00-\ud7af]+|\s+| ?[^\w\s]")
 
 
 class Writer:
@@ -236,9 +232,7 @@ class Writer:
     ``tokens`` of None: it reads letters, whatever tokens they are.
     """
 
-    def __init__(
-        self, tokenizer: Any, tokens: ThinkTokens | None, rows: Sequence[Any], column: str, form: str
-    ) -> None:
+    def __init__(self, tokenizer: Any, tokens: ThinkTokens | None, rows: Sequence[Any], column: str, form: str) -> None:
         self.tokenizer, self.form = getattr(tokenizer, "tokenizer", tokenizer), form
         self.words: dict[str, int] = {}
         self.prompts = [question(row["prompt"]) for row in rows]

@@ -71,9 +71,7 @@ def _sum(whole: Wrapped, kwargs: Mapping[str, Any], weights: Sequence[float]) ->
 
 
 @recorded()
-def weighted(
-    rewards: Sequence[Reward], weights: Sequence[float] | None = None, *, name: str | None = None
-) -> Reward:
+def weighted(rewards: Sequence[Reward], weights: Sequence[float] | None = None, *, name: str | None = None) -> Reward:
     """The weighted sum of several rewards, each one's mean logged beside it; weights are 1 by default.
 
     As in TRL, a reward that is None for a sample drops out of its sum, and a sample for which all are is None.
@@ -105,9 +103,7 @@ def _gate(whole: Wrapped, kwargs: Mapping[str, Any], above: float, otherwise: fl
 
 
 @recorded()
-def gated(
-    by: Reward, reward: Reward, *, above: float = 0.0, otherwise: float = 0.0, name: str | None = None
-) -> Reward:
+def gated(by: Reward, reward: Reward, *, above: float = 0.0, otherwise: float = 0.0, name: str | None = None) -> Reward:
     """Pay ``reward`` only where ``by`` pays more than ``above``, else ``otherwise``; None where ``by`` is None.
 
     ``reward`` is called with the rows that pass the gate alone, if any, so that a judge costs only these; one that

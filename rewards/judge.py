@@ -234,9 +234,7 @@ def rubric_reward(
     >>> both
     [0.2, 0.5]
     """
-    lines = (
-        [Criterion(*item) for item in criteria.items()] if isinstance(criteria, Mapping) else list(criteria)
-    )
+    lines = [Criterion(*item) for item in criteria.items()] if isinstance(criteria, Mapping) else list(criteria)
     weighed = lines and all(isinstance(line, Criterion) and 0 < line.weight < math.inf for line in lines)
     if not weighed or len({line.name for line in lines}) != len(lines):
         todo = "pass {'clear': 'The answer is clear.'}, or a list of Criterion"

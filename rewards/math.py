@@ -41,9 +41,7 @@ _NAME = re.compile(r"^(?!\\pi\b)(?:\\?[A-Za-z]{2,}|[A-Za-z])\s*(?:\([^()=]*\))?\
 _MEMBER = re.compile(r"^[a-z]\s*\\in(?![a-z])\s*")
 _DOTS = re.compile(r"\\emptyset|\\[lc]?dots|…|\.\.\.")
 _INEQUALITY = re.compile(r"[<>]|\\[lg]eq?(?![a-z])")
-_TEXT_AFTER = re.compile(
-    r"(?<=[\w})])\s*\\(?:text|mathrm)\s*\{(?!\s*(?:or|and)\b)[^{}]*\}(?:\s*\^\s*\{?\d\}?)?$"
-)
+_TEXT_AFTER = re.compile(r"(?<=[\w})])\s*\\(?:text|mathrm)\s*\{(?!\s*(?:or|and)\b)[^{}]*\}(?:\s*\^\s*\{?\d\}?)?$")
 _BASE = re.compile(r"(?<=[0-9A-F])_\s*\{?(\d+)")
 
 

@@ -201,9 +201,7 @@ class _OfThought:
 
 
 @recorded()
-def thinking_reward(
-    tokens: ThinkTokens = QWEN3, *, bands: Bands = ((0, 0.3), (10, 0.7), (30, 1.0))
-) -> Reward:
+def thinking_reward(tokens: ThinkTokens = QWEN3, *, bands: Bands = ((0, 0.3), (10, 0.7), (30, 1.0))) -> Reward:
     """A reward for the length of a thought, as in many Qwen3 notebooks, with their numbers.
 
     -1 where the thought is never closed, else its band's score, and from the second band on 0.1 more for a "?" in it.
@@ -248,9 +246,7 @@ def _grams(items: Sequence[Any], n: int) -> list[tuple[Any, ...]]:
 
 
 @recorded()
-def thought_then_answer(
-    tokens: ThinkTokens = QWEN3, *, full_at: int = 30, correct: Reward | None = None
-) -> Reward:
+def thought_then_answer(tokens: ThinkTokens = QWEN3, *, full_at: int = 30, correct: Reward | None = None) -> Reward:
     """A reward for the form "a real thought, closed once, then an answer", which filler does not earn.
 
     ``min(1, thinking tokens / full_at)`` if all of these hold, else 0:

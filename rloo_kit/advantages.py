@@ -98,9 +98,7 @@ def normalized(advantages: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
     return ((advantages - mean) / (std + STD_FLOOR)).masked_fill(~scored, 0.0)
 
 
-def total_rewards(
-    scores: torch.Tensor, weights: torch.Tensor, clip: tuple[float, float] | None
-) -> torch.Tensor:
+def total_rewards(scores: torch.Tensor, weights: torch.Tensor, clip: tuple[float, float] | None) -> torch.Tensor:
     """The reward of each completion, as TRL adds it up: (completions,), NaN where no reward applies; of ``scores``
     (completions, rewards), NaN where a reward does not apply, and ``weights`` (rewards,)."""
     total = (scores * weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
@@ -126,9 +124,7 @@ class Estimator:
             returned = f"a {type(advantages).__name__}" if shape is None else f"shape {tuple(shape)}"
             fault = f"an advantage estimator returned {returned} for rewards of shape {tuple(rewards.shape)}"
         elif (advantages.isinf() | (advantages.isnan() & ~rewards.isnan())).any():
-            fault = (
-                "an advantage of a scored completion is not finite, which would turn every weight into NaN"
-            )
+            fault = "an advantage of a scored completion is not finite, which would turn every weight into NaN"
         if fault:
             todo = "return (groups, K), without a division by a spread of 0; nanmean leaves NaN rewards out"
             raise ConfigError(fault, where=f"advantage_estimator={self.name!r}", todo=todo)

@@ -75,9 +75,7 @@ def _right_form(name: str, value: object, hint: Hint) -> str:
     """The same value in the right form, "2" as 2, or the most similar choice."""
     from pydantic import ValidationError
 
-    choices = [
-        str(choice) for part in parts(hint) if get_origin(part) is Literal for choice in get_args(part)
-    ]
+    choices = [str(choice) for part in parts(hint) if get_origin(part) is Literal for choice in get_args(part)]
     if nearest := difflib.get_close_matches(str(value).lower(), choices, n=1):
         return f"did you mean {name}={nearest[0]!r}?"
     for part in () if isinstance(value, bool) else parts(hint):

@@ -75,9 +75,7 @@ def _check_columns(columns: Sequence[str], name: str) -> None:
         raise DatasetError("the dataset has no column 'prompt'", where=where, todo=todo)
     if {"image", "images"} & set(columns):  # they would be left out without a word
         todo = "drop the column with dataset.remove_columns, or train with trl.RLOOTrainer"
-        raise DatasetError(
-            "the dataset has images, and rloo_kit trains text policies", where=where, todo=todo
-        )
+        raise DatasetError("the dataset has images, and rloo_kit trains text policies", where=where, todo=todo)
 
 
 def check_prompts(prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
@@ -112,9 +110,7 @@ def _fault(prompt: Any) -> tuple[str, str]:
         if not isinstance(content, str) and not calls_a_tool:
             what = f"the content of a message must be text, and one is a {type(content).__name__}"
             return what, "write it; of one in parts join them: ''.join(part['text'] for part in content)"
-    return (
-        ("", "") if _text_of(prompt).strip() else ("a prompt is empty", "drop such rows with dataset.filter")
-    )
+    return ("", "") if _text_of(prompt).strip() else ("a prompt is empty", "drop such rows with dataset.filter")
 
 
 def _text_of(prompt: Any) -> str:
@@ -157,9 +153,7 @@ def check_lengths(
         place = f"prompt {index} of the batch" if rows is None else f"train_dataset[{rows[index]}]"
         what = f"prompt + completion can reach {total} tokens, and the policy was loaded for {limit}"
         where = f"{place} has {lengths[index]} tokens, max_completion_length is {completion}"
-        todo = (
-            f"load_policy(max_seq_length={total}), a smaller max_completion_length, or drop the long prompts"
-        )
+        todo = f"load_policy(max_seq_length={total}), a smaller max_completion_length, or drop the long prompts"
         raise DatasetError(what, where=where, todo=todo)
 
 

@@ -44,9 +44,7 @@ print(_json.dumps({
 class _Showing(NotebookClient):
     _shown: dict[str, str] = {}  # noqa: RUF012 - one client a process
 
-    def process_message(
-        self, msg: dict[str, Any], cell: NotebookNode, cell_index: int
-    ) -> NotebookNode | None:
+    def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> NotebookNode | None:
         if cell_index >= 0:
             print(self._new_text(msg["msg_type"], msg["content"]), end="", flush=True)
         return super().process_message(msg, cell, cell_index)

@@ -91,9 +91,7 @@ def test_a_check_that_crashes_or_runs_out_of_memory_fails_alone(run: Any) -> Non
     assert found["out_of_memory"].note == "MemoryError: CUDA out of memory"
 
 
-def test_a_check_that_hangs_is_killed_with_its_children_at_the_end_of_the_budget(
-    run: Any, tmp_path: Path
-) -> None:
+def test_a_check_that_hangs_is_killed_with_its_children_at_the_end_of_the_budget(run: Any, tmp_path: Path) -> None:
     found = run(check(hang), budget=6.0)
     assert statuses(found) == [NOT_RUN]
     assert found["hang"].note == "the budget ended while it ran"
@@ -151,9 +149,7 @@ def test_a_part_has_its_budget_and_begins_with_what_is_worth_most(part: str, mos
     if part in ("right", "learns"):  # of the others the least worth may be cut
         assert ends[-1] <= budget
     for place, one in enumerate(every):
-        assert {other.name for other in every[:place]} >= set(one.needs), (
-            f"{one.name} comes before what it needs"
-        )
+        assert {other.name for other in every[:place]} >= set(one.needs), f"{one.name} comes before what it needs"
 
 
 def test_a_part_may_be_narrowed_by_names() -> None:
@@ -178,9 +174,7 @@ def test_a_check_fails_by_any_limit(figures: list[Figure], status: str) -> None:
     assert judged({str(i): figure for i, figure in enumerate(figures)}, 1.0).status == status
 
 
-def test_results_are_files_and_a_later_command_adds_to_them(
-    tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
+def test_results_are_files_and_a_later_command_adds_to_them(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     machine = {"device": "a card", "memory": "24 GiB", "versions": "torch 2.13"}
     monkeypatch.setattr(command, "machine_of", lambda: machine)
     for name, given in (("speed/a", fine), ("memory/b", without_limits), ("speed/a", out_of_memory)):
@@ -191,9 +185,7 @@ def test_results_are_files_and_a_later_command_adds_to_them(
     assert list(zip(found, statuses(found), strict=True)) == [("speed/a", FAILED), ("memory/b", MEASURED)]
     assert report.merged(found, {"memory/b": Outcome(NOT_RUN)}) == found
     text = (tmp_path / "results.md").read_text()
-    assert [
-        said for said in ("# a card", "torch 2.", "| seconds | 3 |", "1 FAILED") if said not in text
-    ] == []
+    assert [said for said in ("# a card", "torch 2.", "| seconds | 3 |", "1 FAILED") if said not in text] == []
     assert "MemoryError" in (tmp_path / "log.txt").read_text()
 
 

@@ -38,9 +38,7 @@ def test_an_adapter_loads_with_exactly_its_weights():
     assert_same(get_peft_model_state_dict(rloo_kit.load_policy(WRITTEN / "adapter").model), WEIGHTS)
 
 
-def test_a_stopped_run_resumes_with_its_weights_and_optimizer_and_says_what_is_not_known(
-    task, tmp_path, capsys
-):
+def test_a_stopped_run_resumes_with_its_weights_and_optimizer_and_says_what_is_not_known(task, tmp_path, capsys):
     class Start(TrainerCallback):
         def on_step_begin(self, args: object, state: object, control: object, **kwargs: object) -> None:
             begun.append(state.global_step)

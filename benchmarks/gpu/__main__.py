@@ -76,9 +76,7 @@ def main(words: list[str] | None = None) -> int:
     if "device" not in machine:
         print("torch finds no GPU here, and these checks are of a GPU.")
         print(f"Where: {sys.executable}, torch.cuda.is_available() is false.")
-        print(
-            "What to do: see that nvidia-smi answers and torch is a CUDA build; --rehearse t4 needs no GPU."
-        )
+        print("What to do: see that nvidia-smi answers and torch is a CUDA build; --rehearse t4 needs no GPU.")
         return 2
     if asked.rehearse:  # its results are never kept beside those of GPUs
         machine["note"] = "no figure here says anything about a GPU"

@@ -86,9 +86,7 @@ SWITCHES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 }
 """Name -> variables of the process, and arguments of the config."""
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "UNSLOTH_FORCE_CPU": "1", pretended.VARIABLE: ""}
-LEARNS = [
-    Check(f"correct/learns, seed {n}", "correct:learns", 45, {"seed": n}, rehearsed=n == 0) for n in range(3)
-]
+LEARNS = [Check(f"correct/learns, seed {n}", "correct:learns", 45, {"seed": n}, rehearsed=n == 0) for n in range(3)]
 HYGIENE = Check("hygiene/kernel", "hygiene:kernel", 80, needs=("shape/qwen3-0.6b",))
 CHECKS = [
     Check("correct/update", "correct:update", 110),

@@ -61,9 +61,7 @@ def trainer_of(policy: Any, place: Place, reward: Any = varied, **settings: Any)
     # 1e9 clips nothing; 0 would leave the loss scaler's factor in float16's gradients.
     small = {"max_steps": 1, "lr_scheduler_type": "constant", "max_grad_norm": 1e9, **settings}
     groups = 2 if place.is_rehearsal else 4
-    config = rloo_kit.RLOOConfig(
-        **work.settings(str(place.scratch / "run"), K, groups, 2 * groups, LIMIT, **small)
-    )
+    config = rloo_kit.RLOOConfig(**work.settings(str(place.scratch / "run"), K, groups, 2 * groups, LIMIT, **small))
     return rloo_kit.RLOOTrainer(policy, reward, config, sums(place))
 
 

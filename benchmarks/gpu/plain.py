@@ -127,9 +127,7 @@ def after(model: Any, prompt: list[int], completion: list[int]) -> torch.Tensor:
     return logits.float().log_softmax(-1)
 
 
-def loss_of(
-    now: Rows, reference: Rows, rewards: list[float | None], settings: dict[str, Any]
-) -> torch.Tensor:
+def loss_of(now: Rows, reference: Rows, rewards: list[float | None], settings: dict[str, Any]) -> torch.Tensor:
     """The loss of an on-policy update, where every ratio is 1: advantage x log-probability, and the KL term; from the
     log-probabilities of each completion under the policy and the reference."""
     in_loss = settings.get("kl_placement") == "loss"
@@ -156,9 +154,7 @@ def sampled(record: dict[str, Any], exact: Any, rounded: Any | None) -> dict[str
         model.load_state_dict(record["lora"], strict=False)
     surprise = spread = 0.0
     lacking, rounding, entropies = [], [], list[float]()
-    for prompt, drawn, greedy in zip(
-        record["prompts"], record["first tokens"], record["greedy"], strict=True
-    ):
+    for prompt, drawn, greedy in zip(record["prompts"], record["first tokens"], record["greedy"], strict=True):
         with torch.no_grad():
             logp = after(exact, prompt, greedy)
             first = logp[0].double()

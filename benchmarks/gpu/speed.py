@@ -140,9 +140,7 @@ def model_of(folder: Path, trainer: str) -> dict[str, Any]:
     if trainer == UNSLOTH:
         from unsloth import FastLanguageModel
 
-        model, tokenizer = FastLanguageModel.from_pretrained(
-            str(folder), max_seq_length=2048, load_in_4bit=True
-        )
+        model, tokenizer = FastLanguageModel.from_pretrained(str(folder), max_seq_length=2048, load_in_4bit=True)
         projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
         rank = {"r": 16, "lora_alpha": 16, "target_modules": projections}
         lora = FastLanguageModel.get_peft_model(model, **rank, use_gradient_checkpointing="unsloth")
@@ -155,9 +153,7 @@ def model_of(folder: Path, trainer: str) -> dict[str, Any]:
     return {"model": model, "processing_class": AutoTokenizer.from_pretrained(folder), "peft_config": lora}
 
 
-def trainer_of(
-    place: Place, trainer: str, tokens: int, shape: str, k: int = K, longer: int = 0, **more: Any
-) -> Any:
+def trainer_of(place: Place, trainer: str, tokens: int, shape: str, k: int = K, longer: int = 0, **more: Any) -> Any:
     named = model_of(place.scratch / shape, trainer)
     kind = importlib.import_module("rloo_kit" if trainer == KIT else "trl")
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False)

@@ -85,9 +85,7 @@ def _host(value: Any) -> Any:
 
 
 def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: function(
-        *map(_host, args), **{name: _host(value) for name, value in kwargs.items()}
-    )
+    return lambda *args, **kwargs: function(*map(_host, args), **{name: _host(value) for name, value in kwargs.items()})
 
 
 def _autocast_on_host() -> None:

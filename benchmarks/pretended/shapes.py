@@ -63,9 +63,7 @@ def skeleton(checkpoint: Checkpoint) -> PreTrainedModel:
     model.is_loaded_in_4bit = model.is_quantized = True
     model.quantization_method = "bitsandbytes"
     model.hf_device_map = {"": 0}
-    model.generation_config = GenerationConfig(
-        eos_token_id=list(QWEN3.eos_ids), pad_token_id=QWEN3.eos_ids[1]
-    )
+    model.generation_config = GenerationConfig(eos_token_id=list(QWEN3.eos_ids), pad_token_id=QWEN3.eos_ids[1])
     return model
 
 

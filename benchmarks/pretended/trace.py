@@ -71,9 +71,7 @@ class Run:
         scratch.clear()
         initialize_unsloth_gradient_checkpointing()
         longest = case.prompt + case.completion
-        self.policy: Policy = load(
-            case.checkpoint, gradient_checkpointing=case.checkpointing, max_seq_length=longest
-        )
+        self.policy: Policy = load(case.checkpoint, gradient_checkpointing=case.checkpointing, max_seq_length=longest)
         self.model = self.policy.model
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         add_fused_lm_head(self.model.base_model.model, outputs=("log_probs", "entropy"))

@@ -72,9 +72,7 @@ def format_reward(completions, **kwargs):
 def tags_reward(completions, **kwargs):
     """A little for each tag that stands there once."""
     tags = ("</working>", "<result>", "</result>")
-    return [
-        sum(0.2 for tag in tags if completion[0]["content"].count(tag) == 1) for completion in completions
-    ]
+    return [sum(0.2 for tag in tags if completion[0]["content"].count(tag) == 1) for completion in completions]
 
 
 def answer_reward(completions, answer, **kwargs):

@@ -87,9 +87,7 @@ def cards(card: OneCard = None) -> None:
     typer.echo(rloo_kit.fit(card) if card else table())
 
 
-def plan(
-    config: ConfigFile, card: Card = None, prompt_tokens: PromptTokens = None, set_: Settings = None
-) -> None:
+def plan(config: ConfigFile, card: Card = None, prompt_tokens: PromptTokens = None, set_: Settings = None) -> None:
     """Say whether a run fits a card.
 
     And what to change if not.  Computed from shapes: no weights are loaded.  Exit status 1 where it is tight or does
@@ -191,9 +189,7 @@ def export(run: RunFolder, out: Out = None, force: Force = False) -> None:
     config["trainer"]["output_dir"] = f"{run}-again"
     comments = [f"The run in {run}, as it was started.  'rloo-kit train' repeats it into trainer.output_dir."]
     comments += [f"Not in it: {note}." for note in notes]
-    comments += [
-        "To measure before and after, add 'evaluate: {n: 100}'; to keep the adapter, 'save: FOLDER'."
-    ]
+    comments += ["To measure before and after, add 'evaluate: {n: 100}'; to keep the adapter, 'save: FOLDER'."]
     texts = {file: "".join(f"# {comment}\n" for comment in comments) + written(config)}
     texts |= {functions: source} if source else {}
     if there := [str(path) for path in texts if path.exists() and not force]:

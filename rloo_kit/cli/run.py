@@ -44,9 +44,7 @@ class Run:
         if evaluated is not None:
             evaluated = {**evaluated, "n": min(evaluated.get("n") or held_out, held_out)}
         tokens = max(map(len, self._tokens(longest)))
-        return rloo_kit.plan(
-            self.policy, self.args, prompt_tokens=tokens, eval_rows=held_out, evaluate=evaluated
-        )
+        return rloo_kit.plan(self.policy, self.args, prompt_tokens=tokens, eval_rows=held_out, evaluate=evaluated)
 
     def first_prompt(self) -> str:
         return str(self.policy.tokenizer.decode(self._tokens([self.task.train[0]["prompt"]])[0]))

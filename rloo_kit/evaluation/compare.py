@@ -117,9 +117,7 @@ class Comparison:
             after = self._side("after", pair.rewards[1], pair.correct[1], change, pair.after)
             yield _shortened(question(pair.prompt), self.chars), before, after
 
-    def _side(
-        self, name: str, reward: float | None, right: bool | None, change: str, completion: Completion
-    ) -> str:
+    def _side(self, name: str, reward: float | None, right: bool | None, change: str, completion: Completion) -> str:
         judged = "no reward" if right is None else "right" if right else "wrong"
         earned = judged if reward is None else f"reward {reward:.3f}"
         text = marked(completion, self.tokens, self.chars)

@@ -172,9 +172,7 @@ def evaluate(
         figures |= {"room": room, **{f"{name}_with_room": figure for name, figure in with_room.items()}}
     names = data_checks.distinct([rewards.guarded(func).__name__ for func in funcs])
     weights = dict(zip(names, map(float, reward_weights or [1] * len(funcs)), strict=True))
-    scores = {
-        name: reward_calls.score(func, rows, completions) for name, func in zip(names, funcs, strict=True)
-    }
+    scores = {name: reward_calls.score(func, rows, completions) for name, func in zip(names, funcs, strict=True)}
     return Evaluation(
         **figures,
         **_rewarded(scores, weights, len(rows), samples, seed),
@@ -250,9 +248,7 @@ def _check_room(policy: Policy, prompts: Sequence[Prompt], room: int, how: dict[
         )
 
 
-def check_asked(
-    *, n: int | None = None, samples: int = 1, greedy: bool = True, room: int = 1, **generate: Any
-) -> None:
+def check_asked(*, n: int | None = None, samples: int = 1, greedy: bool = True, room: int = 1, **generate: Any) -> None:
     """Check :func:`evaluate`'s arguments, before there is a policy; ``generate`` is for ``Policy.generate``."""
     counts = {"n": n, "samples": samples, "room": room}
     argument_types.check(counts, {"n": Count | None, "samples": Count, "room": Count}, "evaluate")

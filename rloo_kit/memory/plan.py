@@ -172,9 +172,7 @@ class Plan:
         if self.sliced:
             yield self.sliced
         if s.vllm_bytes is not None:
-            taken = (
-                f"takes {s.vllm_bytes / GIB:.2f} GiB" if s.vllm_bytes else "sleeps while the policy trains"
-            )
+            taken = f"takes {s.vllm_bytes / GIB:.2f} GiB" if s.vllm_bytes else "sleeps while the policy trains"
             yield f"vLLM {taken}, which leaves {self.device.usable_bytes / GIB:.2f} GiB; never measured"
         if self.changes:
             yield "to make it fit, cheapest in quality first:"

@@ -120,9 +120,7 @@ class Settings(Configured):
         single, because = self.single_pass and self.num_iterations == 1 and whole_batches, ""
         if single and self.beta and self.kl_placement != "loss":
             if micro % k:
-                because = (
-                    f"a micro-batch of {micro} does not hold whole groups of {k}: a multiple of {k} would"
-                )
+                because = f"a micro-batch of {micro} does not hold whole groups of {k}: a multiple of {k} would"
             elif not self.groupwise:
                 because = "the advantage estimator looks at more than one group"
             elif self.normalize_advantages:

@@ -50,9 +50,7 @@ def settings() -> dict[str, Setting]:
     # By default on a T4 alone (unsloth's _BNB_GEMM_4BIT_ARCHS).  On an H100, whose memory is three times as fast as an
     # RTX 4090's, a step took a fifth longer with it (docs/speed.md).
     fused = None if gpu_bandwidth() > FAST else "1"
-    sampled = (
-        "2 to 16 completions are multiplied with 4-bit weights; timed on an H100 alone, and slower there"
-    )
+    sampled = "2 to 16 completions are multiplied with 4-bit weights; timed on an H100 alone, and slower there"
     cache = str(cache_folder() / "unsloth_compiled_cache")
     statistics = "on a GPU, loading otherwise downloads statistics repos, for up to 120 s"
     folder = "unsloth otherwise writes its compiled code into the notebook's folder"
@@ -86,11 +84,7 @@ def gpu_bandwidth() -> float:
     by_uuid = not first.isdigit()
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-        gpu = (
-            pynvml.nvmlDeviceGetHandleByUUID(first)
-            if by_uuid
-            else pynvml.nvmlDeviceGetHandleByIndex(int(first))
-        )
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(first) if by_uuid else pynvml.nvmlDeviceGetHandleByIndex(int(first))
         megahertz = pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_MEM)
         return float(2 * megahertz * 1e6 * pynvml.nvmlDeviceGetMemoryBusWidth(gpu) / 8)
     return 0.0

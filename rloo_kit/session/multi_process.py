@@ -53,9 +53,7 @@ def downgrade(
     """The error where accelerate's state is not what the launch and transformers' settings ask for, else None: it falls
     back in silence, to one process, to DDP in place of DeepSpeed or FSDP, or to several that each train alone."""
     settings = {"DEEPSPEED": deepspeed, "FSDP": fsdp}
-    switched = [
-        name for name in settings if environment.get(f"ACCELERATE_USE_{name}", "").lower() in ("true", "1")
-    ]
+    switched = [name for name in settings if environment.get(f"ACCELERATE_USE_{name}", "").lower() in ("true", "1")]
     engine = next((name for name in settings if settings[name] or name in switched), "")
     alone = is_launched_alone(environment)
     count = 2 if alone else process_count(environment)
@@ -64,9 +62,7 @@ def downgrade(
     sources = [f"{name}={environment[name]}" for name in (*COUNTS, CPU) if name in environment]
     sources += [f"ACCELERATE_USE_{name}" for name in switched]
     sources += [f"RLOOConfig({name.lower()}=...)" for name in settings if settings[name]]
-    todo = (
-        f"accelerate launch --config_file {CONFIGS}/{ENGINES.get(engine, 'ddp')}.yaml --num_processes {count}"
-    )
+    todo = f"accelerate launch --config_file {CONFIGS}/{ENGINES.get(engine, 'ddp')}.yaml --num_processes {count}"
     if on_cpu:
         without = "without DeepSpeed and FSDP, which are for GPUs: " if engine else ""
         todo = f"{without}{CPU}=true torchrun --nproc_per_node {count}"

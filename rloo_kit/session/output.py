@@ -198,9 +198,7 @@ LOGGED = {
 def drop_logged_noise() -> None:
     """Filter the loggers of :data:`LOGGED` for good: some log when they are imported."""
     for name in LOGGED:
-        logging.getLogger(name).addFilter(
-            lambda record: not re.search(LOGGED[record.name], record.getMessage())
-        )
+        logging.getLogger(name).addFilter(lambda record: not re.search(LOGGED[record.name], record.getMessage()))
 
 
 @contextlib.contextmanager

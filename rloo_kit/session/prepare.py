@@ -81,9 +81,7 @@ class Environment:
         return f"Environment(device={self.device!r}, bf16={self.bf16}, offline={self.offline})"
 
 
-def prepare(
-    dotenv: str | os.PathLike[str] | None = ".env", offline: bool | None = None, seed: int = 0
-) -> Environment:
+def prepare(dotenv: str | os.PathLike[str] | None = ".env", offline: bool | None = None, seed: int = 0) -> Environment:
     """Load .env, set variables, import unsloth, seed, and print the device and versions.
 
     Call it in the first cell, after ``import rloo_kit``.  Calling it again is harmless: nothing is undone,
@@ -191,9 +189,7 @@ def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> set[s
         what = f"{Path(file).name} cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8 text'})"
         todo = "let this user read it, and save it as UTF-8: PowerShell writes UTF-16"
         raise ConfigError(what, where=f"prepare, {file}", todo=todo) from None
-    values = {
-        name: value for name, value in dotenv_values(stream=io.StringIO(text)).items() if value is not None
-    }
+    values = {name: value for name, value in dotenv_values(stream=io.StringIO(text)).items() if value is not None}
     for name, value in values.items():
         hide(name, value)
         # The kit's own defaults give way; where a library has read one already, :func:`_variables` says so.

@@ -16,9 +16,7 @@ def columns_of(row: Mapping[str, Any]) -> list[str]:
     return [name for name in row if name not in UNSEEN]
 
 
-def score(
-    reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Sequence[Completion]
-) -> list[float | None]:
+def score(reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Sequence[Completion]) -> list[float | None]:
     """A reward's scores by TRL's keywords, a row for each completion; messages where prompts are."""
     from transformers import TrainerState
 
@@ -38,9 +36,7 @@ def score(
     return call_reward(rewards.guarded(reward), **keywords)
 
 
-def solved(
-    reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Sequence[Completion]
-) -> list[bool | None]:
+def solved(reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Sequence[Completion]) -> list[bool | None]:
     """Which completions ended and earn the full score (``reward.right``, else 1); None where it judges nothing."""
     full, scores = getattr(reward, "right", 1.0), score(reward, rows, completions)
     pairs = zip(scores, completions, strict=True)

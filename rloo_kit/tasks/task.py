@@ -53,9 +53,7 @@ class Task:
     level: int | None
     description: str
 
-    def within_reach(
-        self, policy: Policy, low: float = 0.2, high: float = 0.8, n: int = 8, **how: Any
-    ) -> Task:
+    def within_reach(self, policy: Policy, low: float = 0.2, high: float = 0.8, n: int = 8, **how: Any) -> Task:
         """The task with those problems to train on that :func:`rloo_kit.tasks.within_reach` keeps."""
         train = within_reach(self.train, policy, self.correct, low, high, n, **how)
         kept = f"{len(train)} that are solved in {low:.0%} to {high:.0%} of {n} completions"

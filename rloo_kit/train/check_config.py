@@ -111,9 +111,7 @@ def refused_as_ours(where: str, given: Mapping[str, object]) -> Iterator[None]:
     except (ValueError, TypeError, KeyError, ImportError, NotImplementedError, OSError) as error:
         reason = " ".join(str(error).split())[:300]
         # Of a choice that does not exist transformers names the value alone: "cosin is not a valid SchedulerType".
-        named = [
-            name for name, value in given.items() if name in reason or reason.startswith(f"{value} is not")
-        ]
+        named = [name for name, value in given.items() if name in reason or reason.startswith(f"{value} is not")]
         what, todo = f"TRL or transformers refuses it: {reason}", "change what the message names"
         where = f"{where}({', '.join(named)})" if named else where
         raise ConfigError(what, where=where, todo=todo) from error

@@ -107,9 +107,9 @@ class RLOOConfig(Base):
     advantage_estimator: str = "rloo"
     kl_placement: Literal["reward", "loss"] = "reward"
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
-    loss_aggregation: Literal[
-        "seq-mean-token-sum", "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"
-    ] = "seq-mean-token-sum"
+    loss_aggregation: Literal["seq-mean-token-sum", "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"] = (
+        "seq-mean-token-sum"
+    )
     importance_sampling_level: Literal["token", "sequence"] | None = None
     use_bias_correction_kl: bool = False
     single_pass: bool = Configured.single_pass

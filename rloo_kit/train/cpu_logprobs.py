@@ -47,15 +47,11 @@ def _head(
     if not is_exact(hidden, weight, bias, softcap, outputs):
         return unsloths(hidden, weight, *rest)
     entropy, grad = entropy and "entropy" in outputs, torch.is_grad_enabled()
-    log_probs, entropies = LogProbs.apply(
-        hidden, weight.detach(), targets, scale / temperature, entropy, grad
-    )
+    log_probs, entropies = LogProbs.apply(hidden, weight.detach(), targets, scale / temperature, entropy, grad)
     return log_probs, entropies, None, None, None
 
 
-def is_exact(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: object, softcap: object, outputs: Sequence[str]
-) -> bool:
+def is_exact(hidden: torch.Tensor, weight: torch.Tensor, bias: object, softcap: object, outputs: Sequence[str]) -> bool:
     """Whether tiles compute what is asked for: float32 on a CPU, a plain frozen matrix, no cap, no further outputs."""
     return (
         hidden.device.type == weight.device.type == "cpu"

@@ -98,9 +98,7 @@ def blocks_of(rows: Sequence[int], size: int, lengths: Sequence[int]) -> list[li
     return sorted(runs, key=lambda run: max(lengths[row] for row in run))
 
 
-def lay_out(
-    blocks: Sequence[Sequence[int]], per_batch: int, batches: int, needed: int = 0
-) -> list[list[int]]:
+def lay_out(blocks: Sequence[Sequence[int]], per_batch: int, batches: int, needed: int = 0) -> list[list[int]]:
     """Spread blocks over as few of ``batches`` micro-batches as hold them, at most ``per_batch`` in each, or over
     ``needed``, as many as other processes fill; the empty ones first: at the last one processes exchange gradients.
 

@@ -147,9 +147,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
         then = facts(folder).get("run") or {}
         if then.get("version") != VERSION:  # of plain TRL, or of another version of the kit
             where = self.shown(folder)
-            output.say(
-                f"{where} does not say what its run was made of, so its LoRA's scale alone is compared"
-            )
+            output.say(f"{where} does not say what its run was made of, so its LoRA's scale alone is compared")
             then = now | {"policy": now["policy"] | scaling_of(folder)}
         wrong, changed = differences(now, then)
         if wrong:

@@ -129,9 +129,7 @@ class RolloutTrainer(ResumableTrainer):
 
     # --- sampling -----------------------------------------------------------------------------------------
 
-    def _generate_single_turn(
-        self, prompt_ids: list[list[int]], *args: object, **kwargs: object
-    ) -> list[list[int]]:
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: object, **kwargs: object) -> list[list[int]]:
         """Works around: unsloth cuts sequences inside the forward pass, and ends an evaluation's sampling in training
         mode; multinomial is most of a CPU's step, and reading lm_head for each row most of a GPU's; and all rows at
         once may be more than memory holds."""

@@ -278,9 +278,7 @@ class RLOOTrainer(RolloutTrainer):
         )
         old_logps = inputs.get("old_per_token_logps", logps.detach())
         if self.passes.advantages_wait:
-            kl = (
-                self._kl(old_logps, inputs["ref_per_token_logps"], mask).sum(1).view(-1, self.num_generations)
-            )
+            kl = self._kl(old_logps, inputs["ref_per_token_logps"], mask).sum(1).view(-1, self.num_generations)
             advantages = self._advantages(inputs["rewards"].view_as(kl), kl).view(-1)
         else:
             advantages = inputs["advantages"]

@@ -41,9 +41,7 @@ class HealthCallback(TrainerCallback):
         ConfigError: another value.
     """
 
-    def __init__(
-        self, on_unhealthy: OnUnhealthy | None = None, judges: Mapping[str, Judges] | None = None
-    ) -> None:
+    def __init__(self, on_unhealthy: OnUnhealthy | None = None, judges: Mapping[str, Judges] | None = None) -> None:
         if not (callable(on_unhealthy) or on_unhealthy in (None, "warn", "stop")):
             raise ConfigError(
                 'on_unhealthy must be "warn", "stop" or a function',
@@ -123,9 +121,7 @@ def evaluation_line(step: int, logs: Logs) -> str:
     """An evaluation's figures; the name of its dataset where a run has several."""
     timed = next((key for key in logs if key.endswith("_runtime")), "eval_runtime")
     name = timed.removeprefix("eval_").removesuffix("runtime").strip("_")
-    figures = [
-        text.format(logs[metric]) for metric, text in EVALUATION.items() if logs.get(metric) is not None
-    ]
+    figures = [text.format(logs[metric]) for metric, text in EVALUATION.items() if logs.get(metric) is not None]
     return f"held out{f' ({name})' if name else ''}, step {step}: {', '.join(figures)}"
 
 
@@ -182,6 +178,4 @@ class LivePlot(TrainerCallback):
         except Exception as error:  # hours of training are worth more than their picture
             self._draws = False
             reason = f"{type(error).__name__}: {error}"
-            output.warn(
-                f"Live plot disabled: {reason}. Training goes on; live_plot=False avoids this warning."
-            )
+            output.warn(f"Live plot disabled: {reason}. Training goes on; live_plot=False avoids this warning.")

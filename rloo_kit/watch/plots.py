@@ -177,9 +177,7 @@ def _terms(entries: Sequence[Entry], total: Curve) -> list[Curve]:
     return terms
 
 
-def draw(
-    history: Sequence[Entry], known: Known | None = None, findings: Sequence[Finding] | None = None
-) -> Figure:
+def draw(history: Sequence[Entry], known: Known | None = None, findings: Sequence[Finding] | None = None) -> Figure:
     """The figure of a log history, saved nowhere; without ``findings`` nothing is said of them."""
     shown, log = curves(history), Log(rounds(history), known or Known())
     panels = {curve.panel: [other for other in shown if other.panel == curve.panel] for curve in shown}
@@ -230,6 +228,4 @@ def _draw_panel(axis: Axes, panel: Sequence[Curve], log: Log) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     # Beside the title, where no curve can run under it.
     columns = 4 if len(panel) < 3 else 2
-    axis.legend(
-        loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, frameon=False, fontsize=7, handlelength=3
-    )
+    axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, frameon=False, fontsize=7, handlelength=3)

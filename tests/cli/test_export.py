@@ -105,9 +105,7 @@ def test_what_looks_as_if_it_held_a_secret_is_left_out_and_said_to_be():
     text = f"def judged(completions, **kwargs):\n{textwrap.indent(secret, '    ')}\n    return [0.0]\n"
     recipe = run_record.Recipe()
     recipe.section("rewards", recipe.value, run_in_a_cell(text, "<ipykernel secret>")["judged"])
-    assert recipe.cannot == [
-        ["rewards", f"the source of judged is left out: {LEFT_OUT}", "read it from os.environ"]
-    ]
+    assert recipe.cannot == [["rewards", f"the source of judged is left out: {LEFT_OUT}", "read it from os.environ"]]
     with pytest.raises(ConfigError, match=r"api_key of rewards\.judge is left out"):
         recipe.arguments(Call("rewards.judge", {"api_key": "0123456789", "reward": [1]}))
     with pytest.raises(ConfigError, match=r"where of rewards\.judge is left out"):
@@ -115,9 +113,7 @@ def test_what_looks_as_if_it_held_a_secret_is_left_out_and_said_to_be():
     assert secret.split("\n")[0] not in recipe.as_json()
 
 
-def test_what_cannot_be_exported_is_named_with_what_to_do_and_costs_no_run(
-    folder, command, cell, make_trainer, task
-):
+def test_what_cannot_be_exported_is_named_with_what_to_do_and_costs_no_run(folder, command, cell, make_trainer, task):
     make_trainer(cell["unnamed"], train_dataset=task.train.select(range(8)), output_dir="ran").train()
     result = command("export", "ran")
     assert result.exit_code == 2

@@ -76,9 +76,7 @@ part("save")
 folder = policy.save(sys.argv[1] + "-adapter")
 prompts = task.held_out["prompt"][:2]
 reloaded = rloo_kit.load_policy(folder)
-ids = [
-    [one.ids for one in made.generate(prompts, greedy=True, max_new_tokens=6)] for made in (policy, reloaded)
-]
+ids = [[one.ids for one in made.generate(prompts, greedy=True, max_new_tokens=6)] for made in (policy, reloaded)]
 facts["reloaded"] = ids[0] == ids[1] and lora(policy) == lora(reloaded)
 
 part("release")

@@ -47,9 +47,7 @@ def assert_seen(figure: Figure) -> None:
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_prompts_padded_on_the_left_have_plain_log_probabilities_and_a_dropped_mask_is_seen(
-    dtype, figures, base
-):
+def test_prompts_padded_on_the_left_have_plain_log_probabilities_and_a_dropped_mask_is_seen(dtype, figures, base):
     for how in ("with gradient", "without"):
         assert_close(figures[f"{base}, {dtype}, left padding, {how}: log-probabilities off by, nats"])
     for how in ("pads seen", "flag unset"):

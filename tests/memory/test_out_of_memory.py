@@ -78,9 +78,7 @@ def test_what_the_failed_step_held_is_free_while_its_error_is_kept(too_large: Pl
 
 def test_other_errors_and_explained_ones_pass_unchanged(too_large: Plan) -> None:
     explained = OutOfMemoryError("explained", where="x", todo="y")
-    of_a_judge = RewardCallError(
-        "The reward raised OutOfMemoryError: CUDA out of memory", reward_name="judge"
-    )
+    of_a_judge = RewardCallError("The reward raised OutOfMemoryError: CUDA out of memory", reward_name="judge")
     for error in (RuntimeError("shapes differ"), explained, of_a_judge):
         with pytest.raises(type(error)) as caught, explain_out_of_memory("train", too_large):
             raise error

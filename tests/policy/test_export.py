@@ -76,9 +76,7 @@ def test_what_a_merge_keeps_of_the_update_is_said_written_and_warned_of(
     assert {one.filename for one in warned} <= {__file__}
 
 
-def test_float16_is_taken_where_weights_and_what_they_compute_are_in_its_range(
-    policy: Any, tmp_path: Path
-) -> None:
+def test_float16_is_taken_where_weights_and_what_they_compute_are_in_its_range(policy: Any, tmp_path: Path) -> None:
     place = tmp_path / "merged"
     assert written(policy.save_merged(place), LAYER).dtype == torch.float16
     for base, name, large in (("weights", LAYER, 1e5), ("logits", "model.norm", 6e4)):
@@ -123,9 +121,7 @@ def test_without_llama_cpp_the_error_has_the_commands_and_nothing_is_run(
     with pytest.raises(PolicyNotFoundError, match=r"git clone [\s\S]*&& pip install") as caught:
         policy.save_gguf(tmp_path / "policy.gguf")
     assert len(str(caught.value).splitlines()) == 3
-    with pytest.raises(
-        ConfigError, match=r"not 'q4_k_m'[\s\S]*llama-quantize policy.gguf smaller.gguf q4_k_m"
-    ):
+    with pytest.raises(ConfigError, match=r"not 'q4_k_m'[\s\S]*llama-quantize policy.gguf smaller.gguf q4_k_m"):
         policy.save_gguf(tmp_path / "policy.gguf", quantization="q4_k_m")
     assert not (tmp_path / "policy.gguf").exists()
 

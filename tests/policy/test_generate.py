@@ -217,9 +217,7 @@ def test_where_memory_runs_out_a_slice_is_halved_for_good_and_sampled_anew() -> 
     completions, sliced = sampled(model, [SHORT] * 8 + [LONG] * 4, at_once=12)
     assert completions.tolist() == [[4] * 3] * 8 + [[3] * 3] * 4, "each row has its own"
     assert (sliced.at_once, model.training) == (3, True)
-    assert model.sizes == [(12, 3), (6, 3), (3, 3), (3, 3), (3, 1), (3, 1)], (
-        "rows and width, the longest first"
-    )
+    assert model.sizes == [(12, 3), (6, 3), (3, 3), (3, 3), (3, 1), (3, 1)], "rows and width, the longest first"
 
 
 def test_one_row_that_does_not_fit_is_the_error_itself_and_another_error_passes_at_once() -> None:

@@ -43,9 +43,7 @@ def test_without_a_gpu_the_bundled_policy_is_loaded_in_4_bit_with_lora_and_every
 def test_a_pad_is_never_the_eos_token_and_a_tokenizer_without_either_is_refused(policy: Any) -> None:
     tokenizer = copy.deepcopy(policy.tokenizer)
     tokenizer.pad_token = tokenizer.eos_token
-    model: Any = SimpleNamespace(
-        generation_config=SimpleNamespace(eos_token_id=151645), config=SimpleNamespace()
-    )
+    model: Any = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=151645), config=SimpleNamespace())
     complete(model, tokenizer)
     assert tokenizer.pad_token == "<|vision_pad|>"
     assert (model.generation_config.eos_token_id, model.config.pad_token_id) == ([151645, 151643], 151654)
@@ -78,9 +76,7 @@ def test_a_model_made_by_hand_is_a_policy_and_the_trainer_takes_either(make_trai
     make_trainer(random_rewards, model=policy.model, processing_class=policy.tokenizer, max_steps=1)
 
 
-def test_a_tuned_adapter_is_the_start_and_the_reference(
-    policy: Any, make_trainer: Any, tmp_path: Path
-) -> None:
+def test_a_tuned_adapter_is_the_start_and_the_reference(policy: Any, make_trainer: Any, tmp_path: Path) -> None:
     """One argument, its folder: the KL term then holds the policy near the adapter, and not near the base."""
     folder = moved(policy, 0.02).save(tmp_path / "tuned")
     config = LoraConfig.from_pretrained(folder)

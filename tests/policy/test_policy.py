@@ -53,9 +53,7 @@ def test_a_prompt_as_long_as_the_policy_was_loaded_for_is_refused(policy: Any, m
     assert policy.generate(["What is 1 + 2?"], max_new_tokens=1)
 
 
-def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(
-    policy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = models.CATALOGUE["qwen3-4b"]
     row = checkpoint.kv_bytes_per_token * 1024
     policy = rloo_kit.Policy(policy.model, policy.tokenizer, checkpoint)

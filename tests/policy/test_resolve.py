@@ -107,9 +107,7 @@ def test_what_the_hub_refuses_is_said_in_its_words_in_three_lines(wrapped: bool)
     assert len(str(raised.value).splitlines()) == 3
 
 
-def test_an_adapter_on_the_hub_is_fetched_without_its_run(
-    adapter: Any, online: Any, monkeypatch: Any
-) -> None:
+def test_an_adapter_on_the_hub_is_fetched_without_its_run(adapter: Any, online: Any, monkeypatch: Any) -> None:
     online(holding("config.json"))
     assert not resolve("somebody/else").is_adapter
     hub = online(holding(names.ADAPTER_CONFIG))

@@ -34,9 +34,7 @@ def budgeted() -> rloo_kit.Policy:
     return rloo_kit.load_policy("tiny", thinking=LIMIT, seed=0)
 
 
-def test_every_part_of_the_kit_renders_them_so(
-    off: rloo_kit.Policy, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_every_part_of_the_kit_renders_them_so(off: rloo_kit.Policy, tmp_path: Path, monkeypatch: Any) -> None:
     seen: list[list[int]] = []
     generate = off.model.generate
 
@@ -128,9 +126,7 @@ OPEN, CLOSE, EOS = 151667, 151668, 151645
     ids=["of the completion", "closed before", "opened by the prompt", "which has a token of it",
          "named in a user's turn", "each thought has its own"],
 )  # fmt: skip
-def test_the_close_behind_a_full_thought_is_forced(
-    prompt: list[int], completion: list[int], forced: list[int]
-) -> None:
+def test_the_close_behind_a_full_thought_is_forced(prompt: list[int], completion: list[int], forced: list[int]) -> None:
     found = Budget(2, rewards.QWEN3).forced(prompt, completion)
     assert found == [index in forced for index in range(len(completion))]
 

@@ -28,9 +28,7 @@ def cases_of(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize(
-    "rule", cases_of(HERE / "rules.jsonl"), ids=lambda rule: f"{rule['form']} {rule['why']}"
-)
+@pytest.mark.parametrize("rule", cases_of(HERE / "rules.jsonl"), ids=lambda rule: f"{rule['form']} {rule['why']}")
 def test_the_form_is_read_and_then_the_value(rule):
     assert is_right(rule["text"], rule["gold"], rule["kind"], form=rule["form"]) is rule["right"], rule["why"]
 
@@ -115,9 +113,7 @@ def test_the_prompt_may_open_the_thought_and_a_tokenizer_settles_where_the_answe
     reward = answer_reward(tokens=rewards.ThinkTokens(151667, 151668, prompt_opens=True))
     texts, ids = ["The answer is 42.", "x</think>The answer is 42."], [[1, 2], [1, 151668, 2]]
     assert reward(completions=texts, completion_ids=ids, answer=["42"] * 2) == [0.0, 1.0]
-    decoder = types.SimpleNamespace(
-        decode=lambda ids, skip_special_tokens: "The answer is 42." if ids == [2] else ""
-    )
+    decoder = types.SimpleNamespace(decode=lambda ids, skip_special_tokens: "The answer is 42." if ids == [2] else "")
     text, ids = "<think>I end with </think> here. 7</think>The answer is 42.", [151667, 1, 151668, 2]
     assert answer_reward(tokenizer=decoder)(completions=[text], completion_ids=[ids], answer=["42"]) == [1.0]
 

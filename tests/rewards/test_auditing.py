@@ -26,9 +26,7 @@ OURS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "reward", [*OURS, *map(rewards.answer_reward, ("number", "math", "choice", "exact"))]
-)
+@pytest.mark.parametrize("reward", [*OURS, *map(rewards.answer_reward, ("number", "math", "choice", "exact"))])
 def test_our_rewards_have_no_exploit_and_hardly_a_refusal(reward):
     audit(reward).raise_for(exploits=0, refusals=0.02)
 
@@ -110,9 +108,7 @@ def test_a_reward_whose_every_score_is_equal_fails_with_a_line_that_says_so(scor
 
 
 def test_a_reward_that_pays_honest_answers_no_more_than_empty_ones_is_said_to():
-    result = audit(
-        lambda completions, **kwargs: [float(c[0]["content"].count("</think>") > 1) for c in completions]
-    )
+    result = audit(lambda completions, **kwargs: [float(c[0]["content"].count("</think>") > 1) for c in completions])
     unfilled = ("{gold", "{th", "{wrong", "{close", "{value")
     assert not [f.case for f in result.findings if any(name in f.completion for name in unfilled)]
     assert result.share("refusal") == 1.0

@@ -76,9 +76,7 @@ def test_the_rewards_run_unchanged_in_trls_trainers_on_text_and_in_chats(name, f
         rewards.overlong_reward(8, 4),
         rewards.guarded(rewards.rubric_reward({"good": "It is good."}, judge, name="async_rubric")),
     ]
-    rows = [
-        {"prompt": f"{a}+{a}=", "answer": str(2 * a), "kind": "sum" if a % 2 else "other"} for a in range(8)
-    ]
+    rows = [{"prompt": f"{a}+{a}=", "answer": str(2 * a), "kind": "sum" if a % 2 else "other"} for a in range(8)]
     if name == "RLOO":
         rows = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows]
     trainer = getattr(trl, f"{name}Trainer")(

@@ -47,9 +47,7 @@ def reward(completion_ids: list[list[int]], problem: list[str], **_: object) -> 
     ]
 
 
-def trained(
-    policy: Any, folder: Path, processes: int, engine: str, settings: dict[str, Any]
-) -> list[Figures]:
+def trained(policy: Any, folder: Path, processes: int, engine: str, settings: dict[str, Any]) -> list[Figures]:
     """Two updates in this process, one of ``processes``; the figures of each."""
     import torch
 
@@ -88,9 +86,7 @@ def trained(
     trainer = Fixed(model=policy, reward_funcs=reward, args=config, train_dataset=task.train)
     trainer.train()
     state = trainer.accelerator.state
-    assert (state.num_processes, state.distributed_type.value == "DEEPSPEED") == (processes, bool(file)), (
-        state
-    )
+    assert (state.num_processes, state.distributed_type.value == "DEEPSPEED") == (processes, bool(file)), state
     logged = [entry for entry in trainer.state.log_history if "reward" in entry]
     return [{name: float(entry[name]) for name in METRICS if name in entry} for entry in logged]
 

@@ -95,9 +95,7 @@ def launched(folder: Path, engine: str, *arguments: str) -> str:
     return run(*command, "configs/tiny.yaml", *settings, *arguments, **on_cpu)
 
 
-@pytest.mark.parametrize(
-    "engine", ["ddp", *(pytest.param(z, marks=needs_deepspeed) for z in ("zero2", "zero3"))]
-)
+@pytest.mark.parametrize("engine", ["ddp", *(pytest.param(z, marks=needs_deepspeed) for z in ("zero2", "zero3"))])
 def test_the_command_line_launches_a_run_from_a_file_and_goes_on_with_it(engine, tmp_path):
     said = launched(tmp_path, engine, "--set", "trainer.max_steps=1")
     assert [said.count(line) for line in ("\nbefore\n", "\nafter\n", "adapter: ")] == [1, 1, 1]

@@ -39,6 +39,4 @@ def test_the_adapter_is_whole_when_any_process_goes_on(two):
     for one in seen(folder, 2):
         assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= set(one["adapter"])
     assert (folder / "run/trainer_state.json").is_file()
-    assert rloo_kit.load_policy(str(folder / "adapter")).generate(
-        ["What is 1 + 1?"], max_new_tokens=4, greedy=True
-    )
+    assert rloo_kit.load_policy(str(folder / "adapter")).generate(["What is 1 + 1?"], max_new_tokens=4, greedy=True)

@@ -34,9 +34,7 @@ config = rloo_kit.RLOOConfig(
 seen: list[tuple[int, str, list[int]]] = []
 
 
-def reward(
-    completion_ids: list[list[int]], problem: list[str], trainer_state, **kwargs: object
-) -> list[float]:
+def reward(completion_ids: list[list[int]], problem: list[str], trainer_state, **kwargs: object) -> list[float]:
     step = trainer_state.global_step + 1
     seen.extend((step, text, list(ids)) for text, ids in zip(problem, completion_ids, strict=True))
     if dies and rank == dies["rank"] and step == dies["step"]:

@@ -85,9 +85,7 @@ def test_only_the_main_process_speaks(monkeypatch: Any, capsys: Any) -> None:
         assert all(one.filename == __file__ for one in caught)
 
 
-def test_a_trainer_that_was_launched_for_more_stops_before_it_samples(
-    make_trainer: Any, monkeypatch: Any
-) -> None:
+def test_a_trainer_that_was_launched_for_more_stops_before_it_samples(make_trainer: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv(multi_process.BY_LAUNCH, "False")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with pytest.raises(ConfigError, match="the launch asked for several processes"):

@@ -176,9 +176,7 @@ def test_a_server_that_refuses_loses_the_process_all_the_same(server: Server) ->
     )
     assert page.run(SHUT_DOWN) == [""]
     assert is_soon_gone(page.pid)
-    assert seconds_until(lambda: server.kernel_pids() not in ([], [page.pid]), 15) < 15, (
-        "it starts a fresh one"
-    )
+    assert seconds_until(lambda: server.kernel_pids() not in ([], [page.pid]), 15) < 15, "it starts a fresh one"
     server.api.delete(f"kernels/{page.kernel_id}")
 
 

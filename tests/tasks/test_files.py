@@ -90,9 +90,7 @@ def test_text_in_a_csv_stays_as_it_is_written(write):
 
 
 def test_a_file_of_its_own_is_held_out_and_takes_its_questions_out_of_training(write):
-    other = write(
-        [{"question": "WHAT is 5 + 1?", "answer": "6"}, {"question": "Another?", "answer": "1"}], "test.csv"
-    )
+    other = write([{"question": "WHAT is 5 + 1?", "answer": "6"}, {"question": "Another?", "answer": "1"}], "test.csv")
     with pytest.warns(UserWarning, match="1 held out too"):
         task = tasks.from_file(write(SUMS), held_out=other)
     assert (len(task.train), len(task.held_out)) == (39, 2)

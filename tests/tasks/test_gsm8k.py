@@ -18,9 +18,7 @@ SOLUTION = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nIn all 48+24 = <<48
 @pytest.fixture
 def folder(tmp_path):
     for split, first in (("train", 0), ("test", 100)):
-        rows = [
-            {"question": f"How many clips {first + n}?", "answer": SOLUTION.format(n=n)} for n in range(20)
-        ]
+        rows = [{"question": f"How many clips {first + n}?", "answer": SOLUTION.format(n=n)} for n in range(20)]
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path
 

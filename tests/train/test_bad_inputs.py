@@ -87,9 +87,7 @@ SETTINGS = {
     "the lowest loss as the best": together("metric_for_best_model", "eval_reward", **BEST),
     "evaluation without data": together("eval_dataset", when="trainer", **EVALUATED),
     "one weight too many": together("reward_weights", when="trainer", reward_weights=[1.0, 1.0]),
-    "a synchronised reference of a LoRA": together(
-        "sync_ref_model", when="trainer", sync_ref_model=True, beta=0.1
-    ),
+    "a synchronised reference of a LoRA": together("sync_ref_model", when="trainer", sync_ref_model=True, beta=0.1),
     "an unknown logger": together("wandbb", when="trainer", report_to="wandbb"),
     "vLLM where there is none": together("use_vllm", when="trainer", use_vllm=True),
 }
@@ -256,9 +254,7 @@ def test_what_is_odd_and_right_trains_without_a_word(
     json.loads(trainer.args.to_json_string())
 
 
-def test_a_doubt_is_spoken_of_once_and_at_the_line_that_gave_it(
-    make_trainer: Any, policy: Any, task: Any
-) -> None:
+def test_a_doubt_is_spoken_of_once_and_at_the_line_that_gave_it(make_trainer: Any, policy: Any, task: Any) -> None:
     with pytest.warns(UserWarning, match="top_p") as caught:
         make_trainer(args=rloo_kit.RLOOConfig(top_p=0.95))
     assert [(str(one.message)[:10], one.filename) for one in caught] == [("top_p=0.95", __file__)]

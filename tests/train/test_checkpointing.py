@@ -55,9 +55,7 @@ def test_what_a_user_keeps_beside_checkpoints_survives_resuming_saving_and_a_lim
     assert not (run / WRITING).exists()
 
 
-@pytest.mark.parametrize(
-    ("limit", "best", "left"), [(0, 1, [1, 2, 10, 11]), (3, 11, [2, 10, 11]), (1, 1, [1, 11])]
-)
+@pytest.mark.parametrize(("limit", "best", "left"), [(0, 1, [1, 2, 10, 11]), (3, 11, [2, 10, 11]), (1, 1, [1, 11])])
 def test_the_limit_counts_the_kits_checkpoints_and_keeps_the_best_and_the_newest(
     tmp_path: Path, limit: int, best: int, left: list[int]
 ) -> None:
@@ -154,9 +152,7 @@ def test_a_path_that_is_no_checkpoint_is_refused_with_those_that_there_are(tmp_p
         checkpointing.check_whole(tmp_path / "checkpoint-2", run)
     for step in (2, 10):
         checkpoint(run / f"checkpoint-{step}", step)
-    with pytest.raises(
-        ConfigError, match=r"(?s)run is not a checkpoint .*run: checkpoint-2, checkpoint-10\."
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)run is not a checkpoint .*run: checkpoint-2, checkpoint-10\."):
         checkpointing.check_whole(run, run)
 
 
@@ -224,9 +220,7 @@ def test_the_last_whole_checkpoint_before_the_weights_were_nan_is_named(make_tra
     assert fault(run / "checkpoint-1") == ""
 
 
-def test_weights_that_are_not_finite_are_saved_by_nothing(
-    make_trainer: Any, fresh_policy: Any, tmp_path: Path
-) -> None:
+def test_weights_that_are_not_finite_are_saved_by_nothing(make_trainer: Any, fresh_policy: Any, tmp_path: Path) -> None:
     trainer = make_trainer(model=fresh_policy, **SAVING)
     trainer.train()
     lora = [p for p in fresh_policy.model.parameters() if p.requires_grad]

@@ -27,9 +27,7 @@ def drawn(rows: int, words: int, spread: float = 1.0) -> tuple[torch.Tensor, tor
     return hidden, torch.randn(words, WIDTH) * spread, torch.randint(0, words, (rows,))
 
 
-def fused(
-    hidden: Any, weight: Any, targets: Any, *, slope: tuple[float, float] = (1.0, 1.0), **other: Any
-) -> Any:
+def fused(hidden: Any, weight: Any, targets: Any, *, slope: tuple[float, float] = (1.0, 1.0), **other: Any) -> Any:
     """TRL's fused head, called as TRL calls it; ``slope`` is temperature and scale."""
     how = {"bias": None, "softcap": None, "outputs": BOTH, **other}
     return utils._ChunkedLogProbFunction.apply(
@@ -134,9 +132,7 @@ def test_where_tiles_are_not_exact_unsloths_path_is_taken(why: str, taken: list[
         assert mine is None or torch.equal(mine, theirs)
 
 
-def test_the_trainers_log_probabilities_and_entropies_are_stock_trls(
-    make_trainer: Any, taken: list[bool]
-) -> None:
+def test_the_trainers_log_probabilities_and_entropies_are_stock_trls(make_trainer: Any, taken: list[bool]) -> None:
     """Padding on both sides, a temperature; the LoRA's gradients too."""
     trainer = make_trainer(temperature=0.7)
     trainer.model.train()

@@ -55,9 +55,7 @@ lengths = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, 
 
 @given(lengths, st.data())
 @settings(max_examples=200, deadline=None)
-def test_no_token_that_counts_is_cut_and_no_column_of_padding_is_left(
-    rows: list[tuple[int, int]], data: Any
-) -> None:
+def test_no_token_that_counts_is_cut_and_no_column_of_padding_is_left(rows: list[tuple[int, int]], data: Any) -> None:
     batch = batch_of([p for p, _ in rows], [c for _, c in rows])
     picked = data.draw(st.lists(st.sampled_from(range(len(rows))), min_size=1, unique=True))
     if not batch["completion_ids"].size(1):

@@ -35,9 +35,7 @@ def test_another_recipes_name_is_taken_with_one_warning_that_gives_ours(
     given: dict[str, Any], name: str, value: Any
 ) -> None:
     theirs = next(iter(given))
-    with pytest.warns(
-        FutureWarning, match=f"{theirs} is now {name}|{theirs}=.* is {name}={value!r}"
-    ) as caught:
+    with pytest.warns(FutureWarning, match=f"{theirs} is now {name}|{theirs}=.* is {name}={value!r}") as caught:
         settings = rloo_kit.RLOOConfig(**given)
     assert getattr(settings, name) == value
     assert [one.filename for one in caught] == [__file__]

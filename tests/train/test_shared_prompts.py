@@ -35,9 +35,7 @@ def passed(unchecked: rloo_kit.Policy) -> Any:
     """The shape (rows, tokens) of all that went through the layers."""
     shapes: list[tuple[int, ...]] = []
     (backbone,) = (module for module in unchecked.model.modules() if hasattr(module, "embed_tokens"))
-    hook = backbone.layers[0].register_forward_pre_hook(
-        lambda _, given: shapes.append((*given[0].shape[:2],))
-    )
+    hook = backbone.layers[0].register_forward_pre_hook(lambda _, given: shapes.append((*given[0].shape[:2],)))
     yield shapes
     hook.remove()
 
@@ -45,9 +43,7 @@ def passed(unchecked: rloo_kit.Policy) -> Any:
 def batch_of(trainer: Any, prompts: list[int], completions: list[list[int]]) -> dict[str, torch.Tensor]:
     """Prompts and each one's completions, of these lengths."""
     drawn = [torch.randint(1, 400, (length,)).tolist() for length in prompts]
-    rows = [
-        (prompt, length) for prompt, lengths in zip(drawn, completions, strict=True) for length in lengths
-    ]
+    rows = [(prompt, length) for prompt, lengths in zip(drawn, completions, strict=True) for length in lengths]
     answers = [torch.randint(1, 400, (length,)).tolist() for _, length in rows]
     batch: dict[str, torch.Tensor] = trainer._padded([prompt for prompt, _ in rows], answers)
     return batch
@@ -56,9 +52,7 @@ def batch_of(trainer: Any, prompts: list[int], completions: list[list[int]]) -> 
 def found(trainer: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Log-probabilities, entropies, and the LoRA's gradient of a weighted sum of the first."""
     given = microbatches.model_inputs(batch)
-    logps, entropies, _ = trainer._get_per_token_logps_and_entropies(
-        trainer.model, *given, compute_entropy=True
-    )
+    logps, entropies, _ = trainer._get_per_token_logps_and_entropies(trainer.model, *given, compute_entropy=True)
     weights = torch.linspace(-1, 1, logps.numel()).view_as(logps) * batch["completion_mask"]
     trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad((logps * weights).sum(), trained)

@@ -41,9 +41,7 @@ def test_where_all_fit_the_draws_are_those_of_an_unsliced_batch(
     found, after = trainer._generate_single_turn(prompts, None, {}), torch.get_rng_state()
     if fast:
         bound = policy.model.generate
-        monkeypatch.setattr(
-            policy.model, "generate", lambda **given: bound(**given, custom_generate=generate.decode)
-        )
+        monkeypatch.setattr(policy.model, "generate", lambda **given: bound(**given, custom_generate=generate.decode))
     stock = trl.trainer.rloo_trainer.RLOOTrainer._generate_single_turn
     torch.manual_seed(0)
     assert found == stock(trainer, prompts, None, {})

@@ -39,9 +39,7 @@ def during(trainer: Any, method: str, step: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["_generate_single_turn", "_compute_loss"])
-def test_a_step_in_progress_is_dropped_and_taken_again(
-    make_trainer: Any, tmp_path: Path, method: str
-) -> None:
+def test_a_step_in_progress_is_dropped_and_taken_again(make_trainer: Any, tmp_path: Path, method: str) -> None:
     trainer = make_trainer(model=rloo_kit.load_policy("tiny", seed=0), **SETTINGS)
     kept: list[Any] = []
     during(trainer, method, step=2)
@@ -87,9 +85,7 @@ def test_while_saving_a_signal_waits_and_another_one_too(
     sealed: list[str] = []
 
     def seal(folder: Path, told: Any) -> None:
-        assert not (tmp_path / "run" / folder.name).exists(), (
-            "it is nowhere under its name before it is sealed"
-        )
+        assert not (tmp_path / "run" / folder.name).exists(), "it is nowhere under its name before it is sealed"
         send()
         send()
         original(folder, told)

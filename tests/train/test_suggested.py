@@ -71,9 +71,7 @@ def test_what_is_given_stays_and_is_called_given(given: dict[str, Any], policy: 
         ("qwen3-4b-thinking", "5.5GB", 2048),
     ],
 )
-def test_a_thought_has_its_room_and_a_length_that_does_not_fit_is_halved(
-    policy: str, card: str, tokens: int
-) -> None:
+def test_a_thought_has_its_room_and_a_length_that_does_not_fit_is_halved(policy: str, card: str, tokens: int) -> None:
     config = rloo_kit.RLOOConfig.suggested(policy, None, card=card)
     assert config.max_completion_length == tokens
     assert reasons(config)["max_completion_length"].endswith("would not fit") == (card == "5.5GB")

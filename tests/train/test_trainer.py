@@ -17,9 +17,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     original = trl.RLOOTrainer._get_per_token_logps_and_entropies
 
     def counted(self: Any, model: Any, ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        adapters_off = any(
-            getattr(module, "disable_adapters", False) is True for module in self.model.modules()
-        )
+        adapters_off = any(getattr(module, "disable_adapters", False) is True for module in self.model.modules())
         kind = "loss" if torch.is_grad_enabled() else "reference" if adapters_off else "old"
         seen.append((kind, len(ids)))
         return original(self, model, ids, *args, **kwargs)
@@ -46,9 +44,7 @@ def test_work_that_changes_nothing_is_not_done(
     settings: Any, expected: Any, passes: Any, fresh_policy: Any, make_trainer: Any
 ) -> None:
     """Eight completions in two micro-batches; four of them carry a signal."""
-    make_trainer(
-        model=fresh_policy, reward_funcs=half_dead, gradient_accumulation_steps=2, **settings
-    ).train()
+    make_trainer(model=fresh_policy, reward_funcs=half_dead, gradient_accumulation_steps=2, **settings).train()
     assert passes == expected
 
 

@@ -26,9 +26,7 @@ class Gradients(TrainerCallback):
     def __init__(self) -> None:
         self.steps: list[dict[str, torch.Tensor]] = []
 
-    def on_pre_optimizer_step(
-        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self.steps.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
 
 
@@ -79,9 +77,7 @@ def one_run(
     return trainer, seen.steps
 
 
-def assert_same_gradients(
-    expected: list[dict[str, torch.Tensor]], found: list[dict[str, torch.Tensor]]
-) -> None:
+def assert_same_gradients(expected: list[dict[str, torch.Tensor]], found: list[dict[str, torch.Tensor]]) -> None:
     """Of each step, all weights in one vector."""
     for step, (theirs, mine) in enumerate(zip(expected, found, strict=True)):
         assert theirs.keys() == mine.keys()
@@ -237,9 +233,7 @@ def on_paper(task: Any, tmp_path_factory: Any) -> Any:
     folder = str(tmp_path_factory.mktemp("paper"))
     config = rloo_kit.RLOOConfig(output_dir=folder, max_completion_length=LIMIT, **batch, **clip)
     policy = rloo_kit.load_policy("tiny", seed=0)
-    trainer = rloo_kit.RLOOTrainer(
-        model=policy, reward_funcs=some_dead, args=config, train_dataset=task.train
-    )
+    trainer = rloo_kit.RLOOTrainer(model=policy, reward_funcs=some_dead, args=config, train_dataset=task.train)
     trainer.model.train()
     return trainer
 

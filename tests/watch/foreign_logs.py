@@ -89,9 +89,7 @@ class Kind:
     before_kl: bool = True
 
 
-EASY, HARD, ALIKE = (
-    f"zero-variance groups, {cause}" for cause in ("too easy", "too hard", "completions alike")
-)
+EASY, HARD, ALIKE = (f"zero-variance groups, {cause}" for cause in ("too easy", "too hard", "completions alike"))
 
 SICK: dict[str, Kind] = {
     "length paid, answers still": Kind(
@@ -106,9 +104,7 @@ SICK: dict[str, Kind] = {
         (HARD, "constant reward"), steps=60, right=flat(0.002), before_kl=False
     ),
     "KL explosion": Kind(("KL explosion",), steps=60, kl=jump(40, 0.02, 3.0)),
-    "entropy explosion": Kind(
-        ("entropy explosion",), steps=60, entropy=jump(40, 0.4, 6.0), right=jump(40, 0.4, 0.0)
-    ),
+    "entropy explosion": Kind(("entropy explosion",), steps=60, entropy=jump(40, 0.4, 6.0), right=jump(40, 0.4, 0.0)),
     "entropy collapse": Kind(("entropy collapse",), right=flat(0.4), entropy=lambda step: 0.4 * 0.95**step),
     "collapse": Kind(("reward collapse",), right=jump(80, 0.7, 0.15)),
     "nothing learned": Kind(("nothing learned",), steps=160, prompts=8, right=flat(0.35)),
@@ -116,9 +112,7 @@ SICK: dict[str, Kind] = {
     # Made after the rules were fixed, with other batches, rewards and sizes of the fault.
     "28 % cut, 2 x 4": Kind(("truncation",), steps=100, prompts=2, k=4, length=flat(418.0), right=flat(0.4)),
     "65 % dead": Kind((HARD,), steps=80, right=flat(0.05)),
-    "a slow fall from 0.75 to 0.3": Kind(
-        ("reward collapse",), right=lambda step: 0.75 - 0.0045 * max(0, step - 20)
-    ),
+    "a slow fall from 0.75 to 0.3": Kind(("reward collapse",), right=lambda step: 0.75 - 0.0045 * max(0, step - 20)),
     "a KL that creeps to 2": Kind(("KL explosion",), kl=rise(0.0, 0.02, 2.0)),
     "certain and wrong within 30 steps": Kind(
         ("entropy collapse",),
@@ -171,9 +165,7 @@ HEALTHY: dict[str, Kind] = {
     "shorter and better": Kind(length=lambda step: max(140.0, 320.0 - 2.0 * step)),
     "2 x 32": Kind(prompts=2, k=32),
     "lengths of a heavy tail": Kind(length=flat(200.0), length_spread=0.8, limit=2048),
-    "a penalty for length": Kind(
-        rewards=PENALTY, length=lambda step: max(200.0, 300.0 - step), length_spread=0.4
-    ),
+    "a penalty for length": Kind(rewards=PENALTY, length=lambda step: max(200.0, 300.0 - step), length_spread=0.4),
     "more uncertain and better": Kind(entropy=rise(0.3, 0.004, 0.7)),
     "an early jump, then slowly": Kind(
         steps=200, right=lambda step: min(0.85, 0.2 + 0.015 * min(step, 20) + 0.002 * step)
@@ -193,9 +185,7 @@ def run(kind: Kind, seed: int) -> list[Entry]:
 
 def _step(kind: Kind, step: int, rng: random.Random) -> Entry:
     drawn = [completion for _ in range(kind.prompts) for completion in _group(kind, step, rng)]
-    columns = {
-        name: [function(*completion) for completion in drawn] for name, function in kind.rewards.items()
-    }
+    columns = {name: [function(*completion) for completion in drawn] for name, function in kind.rewards.items()}
     columns = {f"rewards/{name}/": values for name, values in columns.items()}
     totals = [sum(values) for values in zip(*columns.values(), strict=True)]
     groups = [totals[i : i + kind.k] for i in range(0, len(totals), kind.k)]

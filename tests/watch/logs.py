@@ -111,9 +111,7 @@ def chance_rewards(seed: int, prompts: int, k: int, steps: int = 100, ends: floa
         groups = [[float(rng.random() < chance) for _ in range(k)] for chance in chances]
         scores = [score for group in groups for score in group]
         entry = {"step": step, "reward": statistics.mean(scores), "reward_std": statistics.stdev(scores)}
-        entries.append(
-            {**entry, "zero_variance_groups": sum(len(set(group)) == 1 for group in groups) / prompts}
-        )
+        entries.append({**entry, "zero_variance_groups": sum(len(set(group)) == 1 for group in groups) / prompts})
     return entries
 
 

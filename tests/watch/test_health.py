@@ -152,9 +152,7 @@ def test_an_infinite_reward_in_plain_trl_is_found(fresh_policy, task, tmp_path):
     assert [finding.symptom for finding in findings] == ["non-finite rewards"]
 
 
-def test_where_every_completion_is_cut_and_masked_no_weight_moves_and_it_is_said(
-    fresh_policy, make_trainer, capsys
-):
+def test_where_every_completion_is_cut_and_masked_no_weight_moves_and_it_is_said(fresh_policy, make_trainer, capsys):
     """They have a spread of rewards, and teach nothing all the same."""
     trainer = make_trainer(
         model=fresh_policy,
@@ -169,9 +167,5 @@ def test_where_every_completion_is_cut_and_masked_no_weight_moves_and_it_is_said
     trainer.train()
     assert "unhealthy: truncation: 100% of the completions cut at 2 tokens" in capsys.readouterr().out
     assert all(torch.equal(trainer.model.get_parameter(name), value) for name, value in before.items())
-    logged = [
-        entry["zero_variance_groups"]
-        for entry in trainer.state.log_history
-        if "zero_variance_groups" in entry
-    ]
+    logged = [entry["zero_variance_groups"] for entry in trainer.state.log_history if "zero_variance_groups" in entry]
     assert logged == [1.0] * 3

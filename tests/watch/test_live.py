@@ -52,9 +52,7 @@ def test_a_plot_that_fails_is_disabled(notebook, tmp_path, monkeypatch):
 def test_a_real_run_is_drawn_and_still_reports_where_it_was_asked_to(stopped_run):
     args = stopped_run.trainer.args
     assert (args.report_to, args.run_name) == (["elsewhere"], "a name")
-    assert {"reward", "zero_variance_groups", "rewards/right_after_thought/mean"} <= stopped_run.logs[
-        0
-    ].keys()
+    assert {"reward", "zero_variance_groups", "rewards/right_after_thought/mean"} <= stopped_run.logs[0].keys()
     assert "train_runtime" in stopped_run.logs[-1]
     assert len(stopped_run.pictures) >= 2
     assert all(picture.startswith(b"\x89PNG") for picture in stopped_run.pictures)

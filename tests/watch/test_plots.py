@@ -117,9 +117,7 @@ def test_a_curve_without_figures_is_left_out_and_trls_count_of_zero_variance_gro
         without = [{key: value for key, value in entry.items() if key not in metrics} for entry in LOG]
         for history in (without, [{**entry, **dict.fromkeys(metrics, math.nan)} for entry in LOG]):
             assert labels(history) == [other for other in labels(LOG) if other != label]
-    stock = [
-        {name: value for name, value in entry.items() if name != "zero_variance_groups"} for entry in LOG
-    ]
+    stock = [{name: value for name, value in entry.items() if name != "zero_variance_groups"} for entry in LOG]
     assert "zero-variance groups, by TRL's count" in labels(stock)
 
 

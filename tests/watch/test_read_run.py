@@ -65,9 +65,7 @@ def test_what_is_no_figure_in_a_log_is_left_out_and_entries_without_a_step_are_n
 
 def test_batch_k_and_weights_are_read_from_a_checkpoint_and_what_is_not_known_is_said(tmp_path):
     """30 % cut is more than a fifth of 32 completions a step, and may be chance of the 8 that are assumed else."""
-    entries = history(
-        12, zero_variance_groups=None, completions__clipped_ratio=lambda step: (0.2, 0.4)[step % 2]
-    )
+    entries = history(12, zero_variance_groups=None, completions__clipped_ratio=lambda step: (0.2, 0.4)[step % 2])
     place = checkpoint(tmp_path / "checkpoint-12", json.dumps({"global_step": 12, "log_history": entries}))
     alone = rloo_kit.diagnose(tmp_path)
     assert alone.healthy

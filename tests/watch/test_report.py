@@ -16,9 +16,7 @@ def test_a_run_with_zero_variance_groups_says_what_they_cost_though_nothing_is_f
     entries = history(20, zero_variance_groups=lambda step: (0.25, 0.5)[step % 2], step_time=6.0)
     report = rloo_kit.diagnose(trainer_of(entries))
     assert (report.healthy, report.zero_variance_share) == (True, 0.375)
-    cost = (
-        "38% of the completions were in zero-variance groups: no gradient of the reward; about 0:45 of 2:00"
-    )
+    cost = "38% of the completions were in zero-variance groups: no gradient of the reward; about 0:45 of 2:00"
     assert report.notes[0] == cost
 
 

@@ -86,9 +86,7 @@ def test_a_run_without_a_single_reward_is_read_and_one_with_some_is_read_by_thos
 
 def test_a_reward_is_constant_where_that_is_so_since_the_start_and_of_forty_completions():
     late = {"reward": from_step(10, 0.5, 0.0), "reward_std": from_step(10, 0.45, 0.0)}
-    assert "constant reward" not in symptoms(
-        history(40, **late, zero_variance_groups=from_step(10, 0.1, 1.0))
-    )
+    assert "constant reward" not in symptoms(history(40, **late, zero_variance_groups=from_step(10, 0.1, 1.0)))
     never = history(20, reward=0.0, **ALL_EQUAL)
     assert symptoms(never[:4]) == []
     assert symptoms(never[:19], Known(2, 1)) == []
