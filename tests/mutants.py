@@ -20,7 +20,7 @@ def is_noticed(folder: Path, mutant: dict[str, str]) -> bool:
     text = file.read_text()
     file.write_text(text.replace(mutant["old"], mutant["new"]))
     try:
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:warnings", *mutant["tests"].split()]
+        command = [sys.executable, "-m", "pytest", "-q", "-x", *mutant["tests"].split()]
         env = {**os.environ, "PYTHONPATH": str(folder)}
         return subprocess.run(command, cwd=folder, env=env, capture_output=True, check=False).returncode == 1
     finally:
