@@ -66,6 +66,7 @@ def test_no_token_that_counts_is_cut_and_no_column_of_padding_is_left(rows: list
             kept = chosen[f"{part}_ids"][place][chosen[f"{part}_mask"][place].bool()]
             assert torch.equal(kept, batch[f"{part}_ids"][row][batch[f"{part}_mask"][row].bool()])
         for name in ("old_per_token_logps", "ref_per_token_logps"):
+            assert chosen[name].size(1) == chosen["completion_ids"].size(1)
             assert torch.equal(chosen[name][place], batch[name][row, : chosen[name].size(1)])
         assert chosen["advantages"][place] == row
     assert chosen["prompt_ids"].size(1) == max(rows[row][0] for row in picked)

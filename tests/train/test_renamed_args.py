@@ -28,7 +28,7 @@ OURS = {item.name for item in dataclasses.fields(trl.RLOOConfig)} | set(OWN)
         ({"evaluation_strategy": "no"}, "eval_strategy", "no"),
         ({"loss_type": "grpo"}, "loss_aggregation", "seq-mean-token-mean"),
         ({"scale_rewards": True, "beta": 0.0}, "advantage_estimator", "grpo"),
-        ({"scale_rewards": "none"}, "advantage_estimator", "dr_grpo"),
+        ({"scale_rewards": False}, "advantage_estimator", "dr_grpo"),
     ],
 )
 def test_another_recipes_name_is_taken_with_one_warning_that_gives_ours(
