@@ -131,7 +131,7 @@ BY_HAND = {
         "0.08": "half of [-0.066, +0.090]",
     },
     "05": {"15": "labels that are flipped", "95": "level", "135": "million parameters"},
-    "06": {"12": "48 demonstrations, 4 at a time", "07": "a notebook"},
+    "06": {"12": "48 demonstrations twice, 8 at a time", "07": "a notebook"},
 }
 """Numbers of a text that no output shows: what is explained there, or follows from what is shown."""
 
