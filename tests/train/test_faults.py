@@ -8,6 +8,7 @@ what a longer form found.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -83,31 +84,35 @@ def flip(file: Path, draw: random.Random) -> None:
     file.write_bytes(content)
 
 
+def trains(folder: Path) -> bool:
+    """Whether the run of a folder has begun and has a checkpoint, of this start or an earlier one."""
+    return (folder / BEGUN).exists() and any(folder.glob("checkpoint-*"))
+
+
 DAMAGE: dict[str, Callable[[Path, random.Random], None]] = {
-    "none": lambda file, draw: None,
     "cut": lambda file, draw: os.truncate(file, draw.randrange(file.stat().st_size)),
     "removed": lambda file, draw: file.unlink(),
     "bit flipped": flip,
 }
 
 
-def damage(folder: Path, draw: random.Random) -> str:
-    """Damage a file of a run's newest checkpoint, or none; how."""
+def damage(folder: Path, kind: str, draw: random.Random) -> None:
+    """Damage a file of a run's newest checkpoint.  None is left where the run had just removed a damaged one."""
     checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda one: int(one.name.split("-")[1]))
     if not checkpoints:
-        return "none"
+        return
     files = [file for file in sorted(checkpoints[-1].iterdir()) if file.is_file() and file.stat().st_size]
-    kind = draw.choice(list(DAMAGE))
     DAMAGE[kind](draw.choice([file for file in files if file.name != "README.md"]), draw)  # a user's to edit
-    return kind
 
 
 def tried(signals: list[signal.Signals], seed: int) -> dict[str, Any]:
-    """Stop a run with these signals, one after the other; exit statuses, damage, and outcomes beside that of one left
-    alone.  A run that is done before its signal comes is followed by another."""
+    """Stop a run with these signals, one after the other, and damage a checkpoint after each SIGKILL, in every way in
+    turn; exit statuses, and outcomes beside that of one left alone.  A run that is done before its signal comes is
+    followed by another."""
     draw, policy = random.Random(seed), rloo_kit.load_policy("tiny", seed=0)
     task = rloo_kit.tasks.addition(n_train=6, n_held_out=2, seed=0)
-    found: dict[str, Any] = {"statuses": [], "damage": [], "outcomes": []}
+    found: dict[str, Any] = {"statuses": [], "outcomes": []}
+    ways = itertools.cycle(DAMAGE)
     with tempfile.TemporaryDirectory() as scratch:
         alone = Path(tempfile.mkdtemp(dir=scratch))
         os.waitpid(start(alone, policy, task), 0)
@@ -117,7 +122,7 @@ def tried(signals: list[signal.Signals], seed: int) -> dict[str, Any]:
             folder = Path(tempfile.mkdtemp(dir=scratch))
             while signals and not (folder / RESULT).exists():
                 process = start(folder, policy, task)
-                while not (folder / BEGUN).exists():
+                while not trains(folder):
                     time.sleep(0.001)
                 time.sleep(draw.uniform(0.0, seconds / 2))
                 os.kill(process, signals[0])
@@ -126,7 +131,7 @@ def tried(signals: list[signal.Signals], seed: int) -> dict[str, Any]:
                     # As a shell counts it: 143 also where SIGTERM came before the run listened to it.
                     found["statuses"].append(code if code >= 0 else 128 - code)
                     if signals.pop(0) == signal.SIGKILL:
-                        found["damage"].append(damage(folder, draw))
+                        damage(folder, next(ways), draw)
             os.waitpid(start(folder, policy, task), 0)
             kept = folder / (RESULT if (folder / RESULT).exists() else OUTPUT)
             found["outcomes"].append(kept.read_text())
@@ -145,4 +150,3 @@ def test_a_run_that_was_stopped_and_damaged_comes_out_the_same_to_the_bit(script
     found = json.loads(script(KILLED, PYTHONPATH=str(ROOT)).stdout.splitlines()[-1])
     assert [one for one in found["outcomes"] if one != found["alone"]] == []
     assert found["statuses"] == [137, 137, 137, 143]
-    assert set(found["damage"]) != {"none"}
