@@ -211,9 +211,9 @@ def _draw_panel(axis: Axes, panel: Sequence[Curve], log: Log) -> None:
             band = np.clip([curve.means - error, curve.means + error], low if low == 0.0 else None, high)
             band_look: dict[str, Any] = {"color": curve.colour, "alpha": 0.18, "linewidth": 0}
             axis.fill_between(curve.steps, *band, **band_look, label="two standard errors")
-        look = f"{curve.dash}." if len(curve.steps) <= 30 else curve.dash
-        width, label = 2.0 if curve.dash == "-" else 1.5, f"{shortened(curve.label, 30)}  {curve.ends}"
-        axis.plot(curve.steps, curve.means, look, color=curve.colour, linewidth=width, label=label)
+        width, marker = 2.0 if curve.dash == "-" else 1.5, "." if len(curve.steps) <= 30 else ""
+        look: dict[str, Any] = {"linestyle": curve.dash, "marker": marker, "color": curve.colour, "linewidth": width}
+        axis.plot(curve.steps, curve.means, **look, label=f"{shortened(curve.label, 30)}  {curve.ends}")
     unit, smoothed = panel[0].unit, panel[0].window > 1
     title = panel[0].panel + f", mean of {panel[0].window}" * smoothed
     axis.set_title(title, loc="left", fontsize=9, fontweight="bold")

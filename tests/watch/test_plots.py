@@ -42,6 +42,16 @@ def test_three_panels_have_title_unit_curves_and_points(picture):
         assert len(set(looks)) == len({colour for colour, _ in looks}) == len(thick), "each colour has a dash"
 
 
+@pytest.mark.parametrize(("n_steps", "marker"), [(5, "."), (31, "")])
+def test_a_curve_keeps_its_dash_and_a_short_one_also_has_a_point_at_each_step(n_steps, marker):
+    figure = plots.draw([step(n, **{"rewards/right/mean": 0.1}) for n in range(1, n_steps + 1)])
+    drawn = [line for axis in figure.axes for line in axis.lines if line.get_linewidth() > 1]
+    dashes = {"mean reward": "-", "right": "--", "zero-variance groups": "-", "truncated completions": "--"}
+    dashes |= {"closed": ":", "entropy": "-", "KL to the reference": "--"}
+    assert {str(line.get_label()).split("  ")[0]: line.get_linestyle() for line in drawn} == dashes
+    assert {line.get_marker() for line in drawn} == {marker}
+
+
 @pytest.mark.parametrize("name", ["quickstart seed 0.healthy", "length hacking.ill"])
 def test_the_band_is_two_standard_errors_to_both_sides_within_what_the_reward_can_be(name):
     log = read(file_of(name))
