@@ -1,7 +1,7 @@
 """How many generated tokens until the policy is good: stock TRL under unsloth beside the kit, and settings of each.
 
     OMP_NUM_THREADS=1 python benchmarks/time_to_accuracy.py --seeds 0 1 2 3
-    OMP_NUM_THREADS=1 python benchmarks/time_to_accuracy.py --task carries
+    OMP_NUM_THREADS=1 python benchmarks/time_to_accuracy.py --task words --setting stock kit --most 15000
 
 Sampling is nearly all of a step on a GPU, so the tokens generated until a held-out greedy accuracy are the figure that
 carries over; CPU seconds stand beside it.  All settings get the same policies, tasks and rewards, seed by seed, and
@@ -9,11 +9,11 @@ each run is a process of its own, the settings by turns.  Every few hundred toke
 problems are answered greedily, the random state is restored, and the clock continues.  Between two evaluations the
 accuracy is taken to be linear.
 
-A run makes eight updates, and ends at the last target or at --most tokens.  One that did not get there is not hidden:
+A run makes eight updates, and ends at the task's target or at --most tokens.  One that did not get there is not hidden:
 stock's counts with the tokens it was given, which is too few and so in stock's favour; another's counts as infinite.
 
 What was measured is kept in benchmarks/results/NAME.json and not measured again, so that it can be run in pieces.
-Writes NAME.md and NAME.png beside it; --stored writes them again and measures nothing.
+Writes NAME.md beside it; --stored writes it again and measures nothing.
 """
 
 from __future__ import annotations
@@ -22,19 +22,15 @@ import argparse
 import itertools
 import math
 import statistics
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from learned import TASKS
-from runs import Evaluated, Result, Spec, described, measured
-from tables import RESULTS, document, student, table, write
+from runs import Result, Spec, described, measured
+from tables import document, student, table, write
 
 from rloo_kit.evaluation.intervals import Interval
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 NAME = "time_to_accuracy"
 
@@ -63,20 +59,16 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="measure again what was measured before")
     parser.add_argument("--stored", action="store_true", help="measure nothing")
     asked = parser.parse_args()
-    name, wanted = name_of(asked.task), itertools.product(asked.seeds, asked.setting)
+    name = NAME if asked.task == Spec.task else f"{NAME}_{asked.task}"
+    wanted = itertools.product(asked.seeds, asked.setting)
     specs = (spec_of(asked.task, setting, seed, asked.most) for seed, setting in wanted)
     runs = measured(name, () if asked.stored else specs, order, asked.fresh)
     write(name, lambda command: report(runs, command))
-    picture(by_setting(runs)).savefig(RESULTS / f"{name}.png", dpi=120)
-
-
-def name_of(task: str) -> str:
-    return NAME if task == Spec.task else f"{NAME}_{task}"
 
 
 def spec_of(task: str, setting: str, seed: int, most: int) -> Spec:
     learned = TASKS[task]
-    ends: dict[str, Any] = {"max_steps": 1000, "most": most, "target": learned.targets[-1]}
+    ends: dict[str, Any] = {"max_steps": 1000, "most": most, "target": learned.target}
     own = ends | {"evaluate_every": learned.evaluate_every} | learned.spec | SETTINGS[setting]
     return Spec(task=task, setting=setting, seed=seed, **own)
 
@@ -108,24 +100,19 @@ def reached(run: Result, target: float) -> Reached | None:
     for before, after in itertools.pairwise(run.evaluated):
         if after.accuracy >= target:
             rise = after.accuracy - before.accuracy
-            return spent_at(before, after, max(0.0, (target - before.accuracy) / rise) if rise > 0 else 1.0)
+            share = max(0.0, (target - before.accuracy) / rise) if rise > 0 else 1.0
+            spent = after.spent - before.spent
+            return Reached(
+                before.tokens + share * (after.tokens - before.tokens),
+                before.spent.cpu_seconds + share * spent.cpu_seconds,
+            )
     return None
 
 
 def given(run: Result) -> Reached:
     """All that a run had spent by its last evaluation."""
     last = run.evaluated[-1]
-    return spent_at(last, last, 1.0)
-
-
-def spent_at(before: Evaluated, after: Evaluated, share: float) -> Reached:
-    """What had been spent at a share of the way from one evaluation to the next."""
-
-    def between(start: float, end: float) -> float:
-        return start + share * (end - start)
-
-    seconds = between(before.spent.cpu_seconds, after.spent.cpu_seconds)
-    return Reached(between(before.tokens, after.tokens), seconds)
+    return Reached(last.tokens, last.spent.cpu_seconds)
 
 
 def ratios(runs: Runs, setting: str, target: float, figure: str) -> list[float]:
@@ -161,11 +148,10 @@ def report(everything: Sequence[Result], command: str) -> str:
     spec, runs = everything[0].spec, by_setting(everything)
     first = next(iter(runs))
     learned = TASKS[spec.task]
-    targets = " and ".join(map(str, learned.targets))
     gone = [name for name in runs if name not in SETTINGS]
     left_out = [f"Measured by commit 665db77 or earlier, and no longer: {'; '.join(gone)}."] if gone else []
     return document(
-        f"Generated tokens until a held-out accuracy of {targets}: {spec.task}",
+        f"Generated tokens until a held-out accuracy of {spec.target}: {spec.task}",
         command,
         described(everything),
         f"stock: TRL's RLOOTrainer on a policy that unsloth loaded. Policy {learned.described}, at most "
@@ -179,41 +165,38 @@ def report(everything: Sequence[Result], command: str) -> str:
         "are at most what is said; for a setting that missed the ratio is the median of all its seeds, a missed one "
         "infinite [95 %, order statistics], and the tokens are the mean of the runs that got there.",
         *left_out,
-        f"![Accuracy against generated tokens]({name_of(spec.task)}.png)",
         "## Each seed",
         f"Tokens until {spec.target}.",
         seed_table(runs),
     )
 
 
-def _targets_of(runs: Runs) -> tuple[float, ...]:
-    run = next(iter(next(iter(runs.values())).values()))
-    return TASKS[run.spec.task].targets
-
-
 def settings_table(runs: Runs) -> str:
-    """One line per setting: what it is, its tokens to each target, ratios, and runs that missed."""
-    columns, targets = ["setting", "prompts x K", "learning rate", "seeds"], _targets_of(runs)
-    for target in targets:
-        columns += [f"tokens to {target}", "ratio", "missed"]
+    """One line per setting: what it is, its tokens to the target, ratios, and runs that missed."""
+    columns = ("setting", "prompts x K", "learning rate", "seeds", "tokens", "ratio", "missed")
     rows = [_setting_row(runs, setting) for setting in runs]
-    return table([*columns, "CPU seconds, ratio", "a token's, ratio"], "llrr" + "rlr" * len(targets) + "ll", rows)
+    return table([*columns, "CPU seconds, ratio", "a token's, ratio"], "llrrrlrll", rows)
 
 
 def _setting_row(runs: Runs, setting: str) -> list[str]:
-    own, targets = list(runs[setting].values()), _targets_of(runs)
-    spec, is_first = own[0].spec, setting == next(iter(runs))
-    batch = f"{spec.prompts_per_step} x {spec.num_generations}"
-    row = [setting, batch, f"{spec.learning_rate:g}", str(len(own))]
-    for target in targets:
-        there = [at.tokens for run in own if (at := reached(run, target))]
-        mean = f"{geometric_mean(there).value:.0f}" if there else "-"
-        row += [mean, "1" if is_first else spelled(ratios(runs, setting, target, "tokens"))]
-        row.append(str(len(own) - len(there)))
-    if is_first:
-        return [*row, "1", "1"]
-    seconds = ratios(runs, setting, targets[-1], "cpu_seconds")
-    return [*row, spelled(seconds), spelled(step_ratios(runs, setting, "cpu_seconds"))]
+    own = list(runs[setting].values())
+    spec = own[0].spec
+    there = [at.tokens for run in own if (at := reached(run, spec.target))]
+    ratio = seconds = seconds_a_token = "1"
+    if setting != next(iter(runs)):
+        ratio, seconds = (spelled(ratios(runs, setting, spec.target, figure)) for figure in ("tokens", "cpu_seconds"))
+        seconds_a_token = spelled(step_ratios(runs, setting, "cpu_seconds"))
+    return [
+        setting,
+        f"{spec.prompts_per_step} x {spec.num_generations}",
+        f"{spec.learning_rate:g}",
+        str(len(own)),
+        f"{geometric_mean(there).value:.0f}" if there else "-",
+        ratio,
+        str(len(own) - len(there)),
+        seconds,
+        seconds_a_token,
+    ]
 
 
 def spelled(values: Sequence[float]) -> str:
@@ -233,7 +216,7 @@ def median(values: Sequence[float]) -> Interval:
 
 
 def seed_table(runs: Runs) -> str:
-    """Tokens until the last target, a line a seed; nothing where it was not run."""
+    """Tokens until the target, a line a seed; nothing where it was not run."""
 
     def cell(run: Result | None) -> str:
         there = reached(run, run.spec.target) if run else None
@@ -242,33 +225,6 @@ def seed_table(runs: Runs) -> str:
     seeds = sorted({seed for own in runs.values() for seed in own})
     rows = [[str(seed), *(cell(runs[setting].get(seed)) for setting in runs)] for seed in seeds]
     return table(("seed", *runs), "r" * (1 + len(runs)), rows)
-
-
-def picture(runs: Runs) -> Figure:
-    """A panel per setting: accuracy against tokens, each seed thin, the mean thick."""
-    from matplotlib.figure import Figure
-
-    target, across = _targets_of(runs)[-1], min(len(runs), 5)
-    down = -(-len(runs) // across)
-    figure = Figure(figsize=(2.6 * across, 2.2 * down + 0.6), layout="constrained")
-    panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flatten()
-    for unused in panels[len(runs) :]:
-        unused.remove()
-    for axes, (setting, own) in zip(panels, runs.items(), strict=False):
-        for run in own.values():
-            axes.plot(
-                *zip(*((e.tokens, e.accuracy) for e in run.evaluated), strict=True),
-                color="0.7",
-                linewidth=0.7,
-            )
-        there = [at.tokens for run in own.values() if (at := reached(run, target))]
-        if there:
-            axes.axvline(geometric_mean(there).value, color="black", linewidth=1.6)
-        axes.axhline(target, color="black", linewidth=0.6, linestyle=":")
-        axes.set_title(textwrap.fill(setting, 30), fontsize=9)
-    figure.supylabel("held-out greedy accuracy", fontsize=9)
-    figure.supxlabel(f"generated tokens; thin: a seed; upright: mean tokens to {target}", fontsize=9)
-    return figure
 
 
 if __name__ == "__main__":
