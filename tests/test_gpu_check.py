@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -205,20 +204,6 @@ def test_a_run_of_plain_trl_is_not_given_unsloths_patches() -> None:
     shown = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True)
     assert "'benchmarks.gpu.speed'" in shown.stdout
     assert not any(f"'{name}'" in shown.stdout for name in ("rloo_kit", "unsloth", "trl"))
-
-
-def test_overlapping_kernels_are_counted_once_as_busy(monkeypatch: Any) -> None:
-    monkeypatch.syspath_prepend(str(runner.ROOT / "benchmarks"))
-    from benchmarks.gpu.speed import by_kernel
-
-    def event(name: str, kind: str, start: float = 0, end: float = 0, is_note: bool = False) -> Any:
-        times, device = SimpleNamespace(start=start, end=end), SimpleNamespace(name=kind)
-        return SimpleNamespace(name=name, device_type=device, time_range=times, is_user_annotation=is_note)
-
-    calls = [event("cudaLaunchKernel", "CPU"), event("cudaGraphLaunch", "CPU"), event("aten::mm", "CPU")]
-    kernels = [event("gemv", "CUDA", 0, 40), event("norm", "CUDA", 30, 50), event("gemv", "CUDA", 80, 90)]
-    found = by_kernel([*calls, *kernels, event("step", "CUDA", 0, 100, True)], tokens=2, seconds=1e-4)
-    assert [figure.value for figure in found.values()] == pytest.approx([0.5, 0.5, 1.5, 0.6, 0.025, 0.01])
 
 
 @pytest.mark.parametrize(

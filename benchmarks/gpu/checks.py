@@ -56,20 +56,6 @@ def timed(trainer: str, size: str = "qwen3-4b", k: int = 8, switch: str = "", ag
     return Check(name, "speed:run", seconds, arguments, needs, variables, CARD_GIB[size], rehearsed)
 
 
-def profiled(graphs: str) -> Check:
-    """Decoding of 32 tokens, by kernel."""
-    variables, _ = SWITCHES["decode graphs off" if graphs == "off" else ""]
-    return Check(
-        f"speed/decoding, graphs {graphs}",
-        "speed:profile",
-        40,
-        {},
-        ("shape/qwen3-4b",),
-        variables,
-        CARD_GIB["qwen3-4b"],
-    )
-
-
 def learns(task: str, seed: int) -> Check:
     arguments, packages = {"task": task, "seed": seed}, LEARNS_WITH[task]
     return Check(f"learns/{task}, seed {seed}", "learns:run", 95, arguments, (), {}, 0, seed == 0, packages)
@@ -115,7 +101,6 @@ OTHERS = [("qwen3-1.7b", 8), ("qwen3-4b", 16), ("qwen3-1.7b", 16)]
 TIME = [
     shape("qwen3-4b"),
     *map(timed, (UNSLOTH, KIT)),
-    *map(profiled, ("on", "off")),
     *(timed(KIT, switch=switch) for switch in SWITCHES if switch),
     timed(KIT, again=True),
     shape("qwen3-1.7b"),

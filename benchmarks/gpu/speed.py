@@ -1,4 +1,4 @@
-"""Speed: seconds of a step on a Qwen3 shape in 4 bit, beside the usual recipes; and what the GPU does for a token.
+"""Speed: seconds of a step on a Qwen3 shape in 4 bit, beside the usual recipes.
 
 Three trainers: TRL with PEFT and bitsandbytes, TRL under Unsloth, the kit.  All sample full completions of the same
 prompts, K of one prompt a step, in one pass, with beta 0.05; the first step warms up.
@@ -7,9 +7,6 @@ prompts, K of one prompt a step, in one pass, with beta 0.05; the first step war
 import importlib
 import json
 import statistics
-import time
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,53 +65,6 @@ def run(
         **beside(label, mine, place.scratch / f"speed-{shape}-{k}-{tokens}-{longer}.json"),
         # A row of random weights ends early about once in ten steps: at the end of a turn, or at the padding.
         "tokens sampled, of all that there could be": Figure(sampled / (k * tokens), low=0.75),
-    }
-
-
-def profile(place: Place, tokens: int = 32) -> dict[str, Figure]:
-    """Decoding of K completions as the kit's trainer samples them: launches, the GPU's busy share, its kernels."""
-    if place.is_rehearsal:
-        tokens = work.REHEARSAL_TOKENS
-    trainer = trainer_of(place, KIT, tokens, SHAPE)
-    trainer.generation_config.max_new_tokens = tokens
-    tokenizer = trainer.processing_class
-    prompt = tokenizer.apply_chat_template(work.dataset(128)["prompt"][0], tokenize=False)
-    ids = [tokenizer(prompt)["input_ids"]] * K
-
-    def decoded() -> float:
-        started = time.perf_counter()
-        trainer._generate_single_turn(ids, None, {})
-        torch.cuda.synchronize()
-        return time.perf_counter() - started
-
-    decoded()  # kernels are compiled and graphs captured
-    seconds = decoded()
-    with torch.profiler.profile(activities=torch.profiler.supported_activities()) as profiler:
-        under_profile = decoded()
-    return {
-        "a token, ms": Figure(1000 * seconds / tokens),
-        "a token under the profiler, ms": Figure(1000 * under_profile / tokens),
-        **by_kernel(profiler.events() or [], tokens, under_profile),
-    }
-
-
-def by_kernel(events: Sequence[Any], tokens: int, seconds: float) -> dict[str, Figure]:
-    """Of the profiler's events, whose times are microseconds."""
-    on_gpu = [event for event in events if event.device_type.name == "CUDA" and not event.is_user_annotation]
-    busy = end = 0.0
-    taken = Counter[str]()
-    for event in sorted(on_gpu, key=lambda event: event.time_range.start):
-        start, stop = event.time_range.start, event.time_range.end
-        busy, end = busy + max(0.0, stop - max(start, end)), max(end, stop)  # streams may overlap
-        taken[event.name[:60]] += stop - start
-    calls = [event.name for event in events if event.device_type.name == "CPU" and "Launch" in event.name]
-    graphs = sum("Graph" in name for name in calls)
-    return {
-        "launches of kernels, a token": Figure((len(calls) - graphs) / tokens),
-        "launches of graphs, a token": Figure(graphs / tokens),
-        "kernels and copies run, a token": Figure(len(on_gpu) / tokens),
-        "GPU busy, share of the profiled time": Figure(busy / 1e6 / seconds),
-        **{f"{name}, ms a token": Figure(us / 1000 / tokens) for name, us in taken.most_common(5)},
     }
 
 

@@ -7,9 +7,9 @@ fused LoRA, its 4-bit kernels and its fast decoding.  Tensors stay in the comput
 What it cannot show: speed, real memory, streams, compiled kernels, CUDA graphs, the numerics of fused attention, and
 a tensor on the wrong device, since "cuda" is the CPU here.  Nothing that users import comes here.
 
-    PYTHONPATH=.:.triton python -m benchmarks.pretended [--card "t4"] (-m MODULE | FILE) [ARGUMENTS]
+    RLOO_KIT_PRETENDED_CARD=t4 PYTHONPATH=benchmarks/pretended/child:.:.triton python FILE
 
-:func:`variables` are for a process whose children pretend, too: kernels of notebooks, checks.
+pretends in a process and in its children; :func:`variables` are these two: for kernels of notebooks, and checks.
 """
 
 import os
