@@ -7,10 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from health_runs import right_after_thought
+
+import rewards
+from rewards.trl_interface import Reward
+from rloo_kit import tasks
+from rloo_kit.tasks import Task
+
 if TYPE_CHECKING:
-    from rewards.trl_interface import Reward
     from rloo_kit.policy.policy import Policy
-    from rloo_kit.tasks import Task
 
 IN_TIME = 40  # tokens of a completion on the sums in words
 LARGEST = 10  # number in a sum in words: with larger ones most of what so small a model adds is wrong
@@ -29,20 +34,14 @@ class Learned:
 
 
 def arithmetic(policy: Policy, level: int, seed: int) -> Task:
-    from rloo_kit import tasks
-
     return tasks.arithmetic(level, seed=seed)
 
 
 def words(policy: Policy, level: int, seed: int) -> Task:
-    from rloo_kit import tasks
-
     return tasks.word_sums(policy, largest=LARGEST, seed=seed)
 
 
 def sums(policy: Policy, level: int, seed: int) -> Task:
-    from rloo_kit import tasks
-
     return tasks.arithmetic(1, policy, seed=seed)
 
 
@@ -54,7 +53,6 @@ def within_reach(policy: Policy, level: int, seed: int) -> Task:
 
 def maths(policy: Policy, level: int, seed: int) -> Task:
     """Word problems as in GSM8K, prompts of 135 to 165 tokens."""
-    from rloo_kit import tasks
 
     def fits(row: dict[str, Any]) -> bool:
         chat = policy.tokenizer.apply_chat_template
@@ -64,25 +62,11 @@ def maths(policy: Policy, level: int, seed: int) -> Task:
     return dataclasses.replace(task, train=task.train.filter(fits))
 
 
-def after_thought(task: Task) -> Reward:
-    """The quickstart's reward: 0.2 for a thought closed once, 0.8 more for the right answer after it."""
-
-    def correct_after_thought(
-        completions: list[list[dict[str, str]]], answer: list[str], **columns: Any
-    ) -> list[float]:
-        right = task.correct(completions, answer=answer)
-        once = [completion[0]["content"].count("</think>") == 1 for completion in completions]
-        return [0.2 * closed + 0.8 * closed * found for closed, found in zip(once, right, strict=True)]
-
-    return correct_after_thought
-
-
 def right_in_time(task: Task) -> Reward:
     """Half of the pay for the right answer, and half for ending in time as well: the reward of notebook 07.
 
     Paid for the answer alone, a seed may go on being cut, and learns little.
     """
-    import rewards
 
     def in_time(completion_ids: list[list[int]], **columns: Any) -> list[float]:
         return [float(len(ids) < IN_TIME) for ids in completion_ids]
@@ -105,7 +89,7 @@ WORDS = Learned(
 )
 
 TASKS: dict[str, Learned] = {
-    "arithmetic": Learned(arithmetic, after_thought, 0.85, described="tiny in 4 bit", load=TINY),
+    "arithmetic": Learned(arithmetic, lambda task: right_after_thought, 0.85, described="tiny in 4 bit", load=TINY),
     "words": WORDS,
     "maths": dataclasses.replace(WORDS, make=maths, score=lambda task: task.correct),
     "sums": dataclasses.replace(WORDS, make=sums),

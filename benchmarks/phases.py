@@ -24,8 +24,7 @@ PHASES = ("generate", "reference", "old", "loss forward", "backward", "optimizer
 the policy that sampled.  loss forward: log-probabilities with gradient.  backward: includes the activations that
 gradient checkpointing recomputes.  optimizer: the update alone.  rest: tokenizing, rewards, clipping, logs."""
 
-CLOCKS = {"cpu_seconds": "CPU seconds", "wall_seconds": "wall seconds"}
-"""Attribute of ``Spent`` -> its name in a table."""
+CLOCKS = ("cpu_seconds", "wall_seconds")
 
 
 @dataclass(frozen=True)
@@ -68,17 +67,16 @@ class Meter:
     Args:
         trainer: constructed, not yet training.
         now: reads both clocks; a test passes its own.
-        synchronize: called before each reading, so that a GPU's queued work is charged to its own phase.
     """
 
     def __init__(
         self,
         trainer: RLOOTrainer,
         now: Callable[[], Spent] = lambda: Spent(time.process_time(), time.perf_counter()),
-        synchronize: Callable[[], None] | None = None,
     ) -> None:
         on_gpu = trainer.accelerator.device.type == "cuda"
-        self._synchronize = synchronize or (torch.cuda.synchronize if on_gpu else lambda: None)
+        # Before each reading, so that a GPU's queued work is charged to its own phase.
+        self._synchronize = torch.cuda.synchronize if on_gpu else lambda: None
         self._trainer, self._now = trainer, now
         self._inside = ["rest"]
         self._since: Spent | None = None
@@ -110,16 +108,6 @@ class Meter:
         finally:
             self._start()
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        self._charge()
-        self._inside.append(name)
-        try:
-            yield
-        finally:
-            self._charge()
-            self._inside.pop()
-
     def _start(self) -> None:
         self._synchronize()
         self._since = self._now()
@@ -139,8 +127,13 @@ class Meter:
         @functools.wraps(method)
         def timed(*args: object, **kwargs: object) -> object:
             phase = phase_of(*args)
-            with self.phase(phase):
+            self._charge()
+            self._inside.append(phase)
+            try:
                 result = method(*args, **kwargs)
+            finally:
+                self._charge()
+                self._inside.pop()
             if phase == "generate":
                 self._tokens += sum(map(len, result))
             return result

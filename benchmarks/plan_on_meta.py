@@ -5,11 +5,12 @@ its offloading, head, cache and captured decode step make them; what is live is 
 is what the plan says of tensors.  The CUDA context, fragmentation, projections kept in 16 bit and what a kernel
 allocates inside are not: they stay estimates.
 
-    python benchmarks/plan_on_meta.py             some ten minutes; writes results/plan_on_meta.md and .json
+    python benchmarks/plan_on_meta.py             the configurations of results/plan_on_meta.json again; ten minutes
     python benchmarks/plan_on_meta.py --stored    the document again, of the stored figures
     python benchmarks/plan_on_meta.py --short     three configurations, printed as JSON
 
-It needs Triton of the release that torch names, which an index has as "triton", in .triton or on the path.
+The stored configurations are each shape in full, and more of them on six layers of it: one layer is like another.  It
+needs Triton of the release that torch names, which an index has as "triton", in .triton or on the path.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,30 +36,6 @@ SHORT = (
     {"model": "qwen3-1.7b", "layers": 3, "rows": 4, "micro": 2, "padded": True, "checkpointing": False},
 )
 """For the test: few layers, and all else as it is."""
-
-WHOLE = (
-    {"model": "qwen3-0.6b", "rows": 16, "micro": 8, "padded": True},
-    {"model": "qwen3-1.7b", "rows": 8, "micro": 2},
-    {"model": "qwen3-4b", "rows": 8, "micro": 2, "padded": True},
-    {"model": "qwen3-8b", "rows": 8, "micro": 2} | EIGHT_BIT,
-    {"model": "qwen3-14b", "rows": 4, "micro": 1, "padded": True},
-)
-OF_SIX_LAYERS = (
-    {"model": "qwen3-0.6b", "rows": 2, "micro": 1, "completion": 128},
-    {"model": "qwen3-0.6b", "micro": 4, "completion": 4096, "padded": True, "checkpointing": True},
-    {"model": "qwen3-1.7b", "micro": 4, "completion": 2048, "padded": True},
-    {"model": "qwen3-1.7b", "rows": 4, "micro": 2, "completion": 512, "checkpointing": False},
-    {"model": "qwen3-4b", "rows": 2, "micro": 1, "completion": 4096, "padded": True},
-    {"model": "qwen3-4b", "micro": 8} | EIGHT_BIT,
-    {"model": "qwen3-4b", "rows": 16, "micro": 2, "completion": 2048, "checkpointing": True},
-    {"model": "qwen3-4b", "rows": 4, "micro": 1, "padded": True, "checkpointing": False},
-    {"model": "qwen3-8b", "micro": 4, "completion": 2048, "padded": True} | EIGHT_BIT,
-    {"model": "qwen3-8b", "rows": 16, "micro": 1, "completion": 256, "padded": True, "checkpointing": True},
-    {"model": "qwen3-14b", "micro": 2, "completion": 512} | EIGHT_BIT,
-    {"model": "qwen3-14b", "rows": 2, "micro": 2, "checkpointing": True},
-)
-FULL: tuple[dict[str, Any], ...] = (*WHOLE, *({"layers": 6} | case for case in OF_SIX_LAYERS))
-"""Each shape in full, and more configurations on six layers of it: one layer is like another."""
 
 
 def planned(case: dict[str, Any]) -> dict[str, int]:
@@ -87,18 +65,19 @@ def planned(case: dict[str, Any]) -> dict[str, int]:
     return {name: sum(parts[part] for part in parts.keys() - estimated) for name, parts in phases.items()}
 
 
-def measure(cases: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
+def measure(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     from benchmarks.pretended import start
 
     start("rtx 3090", target="meta")
     from benchmarks.pretended.meta import make_passes_run
-    from benchmarks.pretended.trace import Case, run
+    from benchmarks.pretended.trace import Case, Run
 
     mode, found = make_passes_run(), []
     for given in cases:
         case = Case(**given)
-        peaks = run(case, mode).peaks
-        found.append({"case": dataclasses.asdict(case), "traced": {name: peaks[name] for name in COUNTED}})
+        run = Run(case, mode)
+        run.step()
+        found.append({"case": dataclasses.asdict(case), "traced": {name: run.peaks[name] for name in COUNTED}})
         print(json.dumps(found[-1]), file=sys.stderr, flush=True)
     return found
 
@@ -151,9 +130,10 @@ def main() -> None:
         print(json.dumps(measure(SHORT)))
         return
     stored = RESULTS / "plan_on_meta.json"
-    if not given.stored:
-        stored.write_text(json.dumps(measure(FULL), indent=1) + "\n")
     found = json.loads(stored.read_text())
+    if not given.stored:
+        found = measure([entry["case"] for entry in found])
+        stored.write_text(json.dumps(found, indent=1) + "\n")
     write("plan_on_meta", lambda command: report(found, command))
 
 

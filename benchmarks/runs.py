@@ -7,28 +7,31 @@ continues where it stopped.
 
 from __future__ import annotations
 
+import rloo_kit  # isort: skip - unsloth first
+
 import dataclasses
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from learned import TASKS
 from phases import CLOCKS, PHASES, Meter, Spent, Step, peak_bytes, reset_peak
 from tables import RESULTS, cpu_name
+
+from rewards.trl_interface import Reward, reward_name
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
     from trl import RLOOTrainer
 
-    from rewards.trl_interface import Reward
     from rloo_kit.policy.policy import Policy
     from rloo_kit.tasks import Task
 
@@ -233,11 +236,6 @@ def described(results: Sequence[Result]) -> str:
 
 
 def run(spec: Spec) -> Result:
-    import rloo_kit  # isort: skip - unsloth first
-
-    import torch
-    from learned import TASKS
-
     from rloo_kit.policy import generate
     from rloo_kit.train import cpu_logprobs
 
@@ -291,11 +289,7 @@ def run(spec: Spec) -> Result:
 
 
 def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, folder: str) -> RLOOTrainer:
-    import torch
     import trl
-    from learned import TASKS
-
-    import rloo_kit
 
     variant = VARIANTS[spec.variant]
     on_gpu = policy.device.type == "cuda"
@@ -332,8 +326,6 @@ class CountedReward:
     """Pays what ``score`` does, and counts groups of ``k`` without spread."""
 
     def __init__(self, score: Reward, k: int, no_ties: bool = False) -> None:
-        from rewards.trl_interface import reward_name
-
         self.score, self.k, self.no_ties, self.__name__ = score, k, no_ties, reward_name(score)
         self.means: list[float] = []
         self.dead: list[float] = []
@@ -369,7 +361,7 @@ def watcher_of(spec: Spec, meter: Meter, device: str, accuracy: Any) -> TrainerC
             if spec.evaluate_every and due:
                 # What an evaluation leaves in the allocator is not the training's memory.
                 self.peak_bytes = self.peak_bytes or peak_bytes(device)
-                with meter.paused(), same_randomness():
+                with meter.paused():  # the random state stays as it is
                     found = Evaluated(state.global_step, tokens, meter.total, accuracy())
                 self.evaluated.append(found)
                 print(found, flush=True)
@@ -379,18 +371,6 @@ def watcher_of(spec: Spec, meter: Meter, device: str, accuracy: Any) -> TrainerC
                 control.should_training_stop = True
 
     return Watcher()
-
-
-@contextmanager
-def same_randomness() -> Iterator[None]:
-    import numpy as np
-    import torch
-
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        yield
-    random.setstate(python)
-    np.random.set_state(numpy)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 Sampling is nearly all of a step on a GPU, so the tokens generated until a held-out greedy accuracy are the figure that
 carries over; CPU seconds stand beside it.  All settings get the same policies, tasks and rewards, seed by seed, and
 each run is a process of its own, the settings by turns.  Every few hundred tokens the clock stops, 200 held-out
-problems are answered greedily, the random state is restored, and the clock continues.  Between two evaluations the
+problems are answered greedily, and the clock continues.  Between two evaluations the
 accuracy is taken to be linear.
 
 A run makes eight updates, and ends at the task's target or at --most tokens.  One that did not get there is not hidden:

@@ -24,8 +24,6 @@ from phases import Step as Update
 from runs import Evaluated, Result, Spec
 from time_to_accuracy import by_setting
 
-from rewards import answer_reward
-
 ORDER = ("generate", "old", "reference", "loss forward", "backward", "optimizer", "rest")
 SECONDS = {phase: 2**place for place, phase in enumerate(ORDER)}
 
@@ -137,8 +135,7 @@ REPORTS: dict[str, Callable[[Any, str], str]] = {
 
 class TestRuns:
     def test_the_reward_is_the_quickstarts_and_counts_groups_without_spread(self) -> None:
-        task = SimpleNamespace(correct=answer_reward(form="whole"))
-        reward = runs.CountedReward(learned.after_thought(task), k=2)
+        reward = runs.CountedReward(learned.TASKS["arithmetic"].score(None), k=2)
         texts = ["</think>42", "42", "</think>43", "</think></think>42", "</think>42", "</think>42"]
         completions = [[{"role": "assistant", "content": text}] for text in texts]
         assert reward(completions=completions, answer=["42"] * 6) == [1.0, 0.0, 0.2, 0.0, 1.0, 1.0]

@@ -33,50 +33,39 @@ the seed is fixed."""
 def compare(place: Place) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     for base, record in torch.load(place.scratch / "update.pt", weights_only=True).items():
-        exact = policy_of(record["four_bit"], record["lora"])
-        found: dict[str, Figure] = {}
-        rounded = None
-        if record["dtype"] != "float32":
-            rounded = policy_of(record["four_bit"], record["lora"], getattr(torch, record["dtype"]))
-            found = against(record, exact, rounded)
-        else:
-            # On a GPU Unsloth switches autocast on for a policy in float32 too (models/rl.py).
-            like = torch.bfloat16 if record["autocast"] == "bf16" else torch.float16
-            found = gradients(record, exact, policy_of(record["four_bit"], record["lora"], like))
-        found |= sampled(record["samples"], exact, rounded)
+        in_float32 = record["dtype"] == "float32"
+        # On a GPU Unsloth switches autocast on for a policy in float32 too (models/rl.py).
+        autocast = "bfloat16" if record["autocast"] == "bf16" else "float16"
+        exact, rounded = (
+            policy_of(record["four_bit"], record["lora"], getattr(torch, dtype))
+            for dtype in ("float32", autocast if in_float32 else record["dtype"])
+        )
+        first = next(iter(record["updates"].values()))  # all are of the same completions
+        of_exact, of_rounded = both(exact, first), both(rounded, first)
+        found = {} if in_float32 else padded(record["logps"], of_exact[0], of_rounded[0])
+        for name, made in record["updates"].items():
+            gradient = gradient_of(exact, *of_exact, made)
+            high = FACTOR * off_by(gradient_of(rounded, *of_rounded, made), gradient)
+            found[f"{name}: gradient off by"] = Figure(off_by(made["gradient"], gradient), high=high)
+            if name == "rloo":  # a control: what it would be if the policy were its own reference
+                now = of_exact[0]
+                wrong = off_by(made["gradient"], gradient_of(exact, now, [row.detach() for row in now], made))
+                found[f"{name}, reference the policy itself: gradient off by"] = Figure(wrong, low=2 * high)
+        found |= sampled(record["samples"], exact, None if in_float32 else rounded)
         figures |= {f"{base}, {what}": figure for what, figure in found.items()}
     return figures
 
 
-def against(record: dict[str, Any], exact: Any, rounded: Any) -> dict[str, Figure]:
-    updates = record["updates"]
-    first = next(iter(updates.values()))  # all are of the same completions
-    of_exact, of_rounded = (both(model, first) for model in (exact, rounded))
-    true = torch.cat([row.detach() for row in of_exact[0]])
-    limit = FACTOR * size(torch.cat([row.detach() for row in of_rounded[0]]) - true)
+def padded(found: Weights, of_exact: Rows, of_rounded: Rows) -> dict[str, Figure]:
+    """Log-probabilities of prompts padded on the left; the controls must be off."""
     figures: dict[str, Figure] = {}
-    for how, given in record["logps"].items():
-        off = size(torch.cat([given[i, : len(row)] for i, row in enumerate(of_exact[0])]) - true)
+    true = torch.cat(of_exact).detach()
+    limit = FACTOR * size(torch.cat(of_rounded).detach() - true)
+    for how, given in found.items():
+        off = size(torch.cat([given[i, : len(row)] for i, row in enumerate(of_exact)]).detach() - true)
         is_control = how in ("pads seen", "flag unset")
         figure = Figure(off, low=2 * limit) if is_control else Figure(off, high=limit)
         figures[f"left padding, {how}: log-probabilities off by, nats"] = figure
-    figures |= gradients(record, exact, rounded)
-    return figures
-
-
-def gradients(record: dict[str, Any], exact: Any, rounded: Any) -> dict[str, Figure]:
-    """Each update's gradient, and a control: what it would be if the policy were its own reference."""
-    updates, figures = record["updates"], dict[str, Figure]()
-    of_exact, of_rounded = (both(model, next(iter(updates.values()))) for model in (exact, rounded))
-    for name, made in updates.items():
-        gradient = gradient_of(exact, *of_exact, made)
-        high = FACTOR * off_by(gradient_of(rounded, *of_rounded, made), gradient)
-        figures[f"{name}: gradient off by"] = Figure(off_by(made["gradient"], gradient), high=high)
-        if name == "rloo":
-            now = of_exact[0]
-            wrong = gradient_of(exact, now, [row.detach() for row in now], made)
-            off = off_by(made["gradient"], wrong)
-            figures[f"{name}, reference the policy itself: gradient off by"] = Figure(off, low=2 * high)
     return figures
 
 

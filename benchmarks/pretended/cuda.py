@@ -19,10 +19,10 @@ FREE_SHARE = 0.95
 
 
 class Event:
-    """A CUDA event or stream; work on a CPU is done when the call returns."""
+    """A CUDA event, stream or choice of a device; work on a CPU is done when the call returns."""
 
     cuda_stream = 0
-    device_index = 0
+    device_index = idx = 0
     device = torch.device("cuda:0")
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -47,19 +47,6 @@ class Event:
         pass
 
     synchronize = wait_stream = wait_event = record = wait = _nothing
-
-
-class Here:
-    idx = 0
-
-    def __init__(self, device: object = None) -> None:
-        pass
-
-    def __enter__(self) -> Here:
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        pass
 
 
 def _always(value: Any) -> Callable[..., Any]:
@@ -114,8 +101,8 @@ def answers(card: Card, gauge: TensorGauge) -> dict[str, Callable[..., Any]]:
         "get_rng_state_all": lambda: [torch.get_rng_state()],
         "Stream": Event,
         "Event": Event,
-        "device": Here,
-        "device_of": Here,
+        "device": Event,
+        "device_of": Event,
         "stream": lambda stream=None: contextlib.nullcontext(),
     }
 

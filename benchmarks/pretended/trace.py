@@ -198,9 +198,3 @@ def optimizer_of(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim
     from bitsandbytes.optim import AdamW8bit
 
     return AdamW8bit(parameters)
-
-
-def run(case: Case, mode: Answers) -> Run:
-    found = Run(case, mode)
-    found.step()
-    return found
