@@ -12,7 +12,8 @@ from packaging.utils import canonicalize_name
 from rloo_kit.session import versions
 from tests.conftest import ROOT
 
-import install  # isort: skip - of scripts/
+import compat  # isort: skip - of scripts/
+import install  # isort: skip
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONSTRAINTS = (ROOT / "requirements/constraints.txt").read_text()
@@ -91,3 +92,10 @@ def test_every_planted_bug_still_fits_its_place_and_names_tests_that_are_there()
     for bug in tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["mutant"]:
         assert (ROOT / bug["file"]).read_text().count(bug["old"]) == 1, bug["why"]
         assert all((ROOT / path).exists() for path in bug["tests"].split(" -")[0].split()), bug["why"]
+
+
+def test_the_tests_that_make_compat_runs_are_there():
+    for test in compat.TESTS:
+        file, *names = re.split(r"::|\[", test.removesuffix("]"))
+        assert (ROOT / file).exists(), test
+        assert all(name in (ROOT / file).read_text() for name in names), test

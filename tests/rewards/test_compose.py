@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 import rewards
-from rewards import cached, clipped, gated, only_for, scaled, weighted
+from rewards import cached, clipped, compose, gated, only_for, scaled, weighted
 
 
 class Scores:
@@ -79,6 +79,14 @@ def test_cached_computes_each_completion_once():
     assert len(inner.seen) == 2, "another gold answer is another row"
     reward(**call | {"completion_ids": [[3], [2], [1]]})
     assert len(inner.seen) == 3, "other ids are another row"
+
+
+def test_cached_keeps_so_many_scores_the_newest(monkeypatch):
+    monkeypatch.setattr(compose, "CACHED", 2)
+    inner = Scores("inner", {"x": 1.0, "y": 0.0, "z": None})
+    reward = cached(inner)
+    assert [reward(completions=[one]) for one in "xyzzyx"] == [[1.0], [0.0], [None], [None], [0.0], [1.0]]
+    assert inner.seen == [["x"], ["y"], ["z"], ["x"]]
 
 
 def test_the_parts_of_a_sum_are_logged_and_a_member_that_returns_nan_is_named():

@@ -10,7 +10,7 @@ import torch
 
 from rloo_kit.memory.hardware import Device
 from rloo_kit.train import cpu_logprobs, microbatches
-from tests.conftest import SMALL
+from tests.conftest import SMALL, random_rewards
 from tests.train.weights import leave_the_reference
 
 
@@ -117,15 +117,22 @@ def test_on_a_cpu_the_trainer_keeps_to_what_the_policy_was_loaded_with(tmp_path:
         assert config.gradient_checkpointing, "the user's own is left as it was"
 
 
-def test_on_a_cpu_the_plan_decides_whether_layers_are_computed_again(
+def test_on_a_cpu_the_plan_decides_whether_layers_are_computed_again_and_the_gradient_is_the_same(
     fresh_policy: rloo_kit.Policy, make_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As often as it is asked: a second trainer of the policy may find less memory."""
+    leave_the_reference(fresh_policy.model)  # else the LoRA's A has no gradient
+    norms: list[float] = []
     for usable_bytes, recomputed in ((2**40, False), (1, True), (2**40, False)):
         device = Device("this CPU", usable_bytes, on_gpu=False)
         monkeypatch.setattr("rloo_kit.memory.plan.device_of", lambda card, device=device: device)
         config = rloo_kit.RLOOConfig("out", **SMALL)
         planned = rloo_kit.plan(fresh_policy, config)
-        trainer = make_trainer(model=fresh_policy, gradient_accumulation_steps=2)
+        still = {"learning_rate": 0.0, "generation_rows": 8, "gradient_accumulation_steps": 2}
+        trainer = make_trainer(random_rewards, model=fresh_policy, **still)
         assert bool(planned.settings.checkpointing) is trainer.args.gradient_checkpointing is recomputed
         assert fresh_policy.checkpoints_activations is recomputed
+        trainer.train()
+        norms.append(trainer.state.log_history[0]["grad_norm"])
+    assert norms == [pytest.approx(norms[0], rel=1e-4)] * 3
+    assert norms[0] > 0
