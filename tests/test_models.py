@@ -30,21 +30,14 @@ def test_parameters_and_projections_are_those_of_the_model(card, qwen3_config):
 
 
 def test_the_sizes_are_the_published_ones():
-    qwen3 = {
-        "0.6b": 0.6,
-        "1.7b": 1.7,
-        "4b": 4.0,
-        "8b": 8.2,
-        "14b": 14.8,
-    }  # billions, as the checkpoints' pages say
+    qwen3 = {"0.6b": 0.6, "1.7b": 1.7, "4b": 4.0, "8b": 8.2, "14b": 14.8}  # billions, as the checkpoints' pages say
     published = {f"qwen3-{size}": billions for size, billions in qwen3.items()} | {"smollm2-135m": 0.135}
     for name, billions in published.items():
         assert CATALOGUE[name].parameters / 1e9 == pytest.approx(billions, rel=0.02)
 
 
 @pytest.mark.parametrize(
-    "alias",
-    ["qwen3-4b-thinking", "Qwen/Qwen3-4B-Thinking-2507", "unsloth/Qwen3-4B-Thinking-2507-unsloth-bnb-4bit"],
+    "alias", ["qwen3-4b-thinking", "Qwen/Qwen3-4B-Thinking-2507", "unsloth/Qwen3-4B-Thinking-2507-unsloth-bnb-4bit"]
 )
 def test_any_name_of_a_checkpoint_finds_it_and_that_of_something_else_has_neighbours(alias):
     assert find(alias) is CATALOGUE["qwen3-4b-thinking"]

@@ -83,9 +83,7 @@ def test_the_trainers_arguments_are_known_and_names_of_older_releases_are_not_fi
     assert not fields & {*renamed_args.CONFIG_OLD, *renamed_args.CONFIG_GONE}
 
 
-def test_a_reward_gets_the_keywords_that_guarded_expects_and_the_progress_lines_metrics_are_logged(
-    make_trainer,
-):
+def test_a_reward_gets_the_keywords_that_guarded_expects_and_the_progress_lines_metrics_are_logged(make_trainer):
     seen: dict[str, list] = {}
 
     def reward(**kwargs: list) -> list[float]:

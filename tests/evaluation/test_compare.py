@@ -126,10 +126,7 @@ def measured(**changed):
 
 
 UNLIKE = [
-    (
-        {"settings": {"rewards": {"right": 1.0, "form": 1.0}}},
-        "'form': 1.0} after",
-    ),  # it gained the form's reward
+    ({"settings": {"rewards": {"right": 1.0, "form": 1.0}}}, "'form': 1.0} after"),  # it gained the form's reward
     ({"settings": {"rewards": {"right": 2.0}}}, "rewards={'right': 1.0} before"),
     ({"settings": {"max_new_tokens": 128}}, "max_new_tokens=64 before and 128 after"),
     ({"settings": {"temperature": 0.7}}, "temperature=1.0 before and 0.7 after"),

@@ -14,18 +14,12 @@ from rloo_kit.session.output import GIB
 CPU = Device("a CPU", 16 * GIB, on_gpu=False)
 
 LARGE = SimpleNamespace(
-    per_device_train_batch_size=8,
-    gradient_accumulation_steps=4,
-    num_generations=8,
-    max_completion_length=3072,
+    per_device_train_batch_size=8, gradient_accumulation_steps=4, num_generations=8, max_completion_length=3072
 )
 """A configuration that does not fit on small cards; what it leaves out takes the kit's defaults."""
 
 ONE_GROUP = SimpleNamespace(
-    per_device_train_batch_size=2,
-    gradient_accumulation_steps=4,
-    num_generations=8,
-    max_completion_length=4096,
+    per_device_train_batch_size=2, gradient_accumulation_steps=4, num_generations=8, max_completion_length=4096
 )
 """One group a batch, so that there is no smaller one."""
 

@@ -80,9 +80,7 @@ def test_activations_follow_the_type_they_are_computed_in() -> None:
 # --- beside what was measured ---
 
 
-def test_a_moment_counts_for_the_innermost_phase_and_the_largest_visit_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_moment_counts_for_the_innermost_phase_and_the_largest_visit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = iter((10, 70, 20, 30, 5))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 99)

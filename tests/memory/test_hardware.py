@@ -16,8 +16,7 @@ from tests.memory.conftest import fake_cuda
 
 
 @pytest.mark.parametrize(
-    ("name", "mib"),
-    [("rtx 3060 12GB", 12288), ("NVIDIA GeForce RTX 4090", 24564), ("4090", 24564), ("24 GiB", 24576)],
+    ("name", "mib"), [("rtx 3060 12GB", 12288), ("NVIDIA GeForce RTX 4090", 24564), ("4090", 24564), ("24 GiB", 24576)]
 )
 def test_a_card_is_known_by_its_names_and_bytes_are_taken_as_they_are(name: str, mib: int) -> None:
     assert device_of(name).usable_bytes == mib * MIB - hardware.RESERVED_BYTES

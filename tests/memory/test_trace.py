@@ -19,9 +19,7 @@ ABOVE = 1.02
 
 
 @pytest.mark.parametrize("entry", TRACED, ids=lambda entry: entry["case"]["model"])
-def test_the_plan_of_each_phase_is_within_two_percent_of_what_was_traced_and_never_under(
-    entry: dict[str, Any],
-) -> None:
+def test_the_plan_of_each_phase_is_within_two_percent_of_what_was_traced_and_never_under(entry: dict[str, Any]) -> None:
     planned = plan_on_meta.planned(entry["case"])
     ratios = {name: planned[name] / entry["traced"][name] for name in plan_on_meta.COUNTED}
     assert {name: ratio for name, ratio in ratios.items() if not 1 <= ratio <= ABOVE} == {}

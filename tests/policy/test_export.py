@@ -47,11 +47,7 @@ def test_a_four_bit_policy_is_merged_into_its_unquantised_base_in_the_type_that_
 
 @pytest.mark.parametrize(
     ("dtype", "size", "least", "most"),
-    [
-        ("float32", 1e-6, 0.999, 1.001),
-        ("float16", 1e-6, 0.0, 0.2),
-        ("bfloat16", 1e-4, 0.3, 0.8),
-    ],
+    [("float32", 1e-6, 0.999, 1.001), ("float16", 1e-6, 0.0, 0.2), ("bfloat16", 1e-4, 0.3, 0.8)],
 )
 def test_what_a_merge_keeps_of_the_update_is_said_written_and_warned_of(
     dtype: str, size: float, least: float, most: float, policy: Any, tmp_path: Path, capsys: Any

@@ -190,8 +190,7 @@ def test_without_a_dtype_a_cpu_gets_that_of_prepare_also_where_unsloth_came_firs
 
 
 @pytest.mark.parametrize(
-    "raised",
-    [torch.OutOfMemoryError("CUDA"), *(ValueError(f"Unsloth: the model {text}") for text in loading.SPILLED)],
+    "raised", [torch.OutOfMemoryError("CUDA"), *(ValueError(f"Unsloth: the model {text}") for text in loading.SPILLED)]
 )
 def test_running_out_of_memory_names_smaller_checkpoints(raised: Exception, monkeypatch: Any) -> None:
     monkeypatch.setattr(resolve, "trained_length", lambda *args: 40960)

@@ -18,12 +18,7 @@ def contains_gold(completions, answer, **kwargs):
 
 BOTH = rewards.thought_then_answer(correct=rewards.answer_reward())
 OPENED = rewards.answer_reward(tokens=PROMPT_OPENS)
-OURS = [
-    BOTH,
-    OPENED,
-    rewards.thought_then_answer(),
-    rewards.thought_then_answer(PROMPT_OPENS, correct=OPENED),
-]
+OURS = [BOTH, OPENED, rewards.thought_then_answer(), rewards.thought_then_answer(PROMPT_OPENS, correct=OPENED)]
 
 
 @pytest.mark.parametrize("reward", [*OURS, *map(rewards.answer_reward, ("number", "math", "choice", "exact"))])

@@ -208,11 +208,7 @@ def wants_solution(completions, solution, **kwargs):
 
 # the reward, as it is or composed; the dataset's columns, None for unknown; what the error says, None: it is accepted
 SIGNATURES = [
-    (
-        lambda prompts, completions: [],
-        None,
-        r"unexpected keyword argument 'completion_ids', which TRL passes",
-    ),
+    (lambda prompts, completions: [], None, r"unexpected keyword argument 'completion_ids', which TRL passes"),
     ("accuracy_reward", None, "must be callable"),
     (Returns, None, r"(?s)Returns is a class.*an instance, Returns\(\.\.\.\)"),
     (names_all_six, None, None),

@@ -45,12 +45,7 @@ print(json.dumps({
 @pytest.mark.parametrize("first", ["unsloth", "transformers"])
 def test_whichever_library_is_imported_first_unsloth_comes_before_it(first: str, script: Script) -> None:
     done = script(f"{UNSET}import rloo_kit\n{IMPORT_FIRST}", first)
-    assert json.loads(done.stdout) == {
-        "unsloth warns": False,
-        "hooks": 0,
-        "one module": True,
-        "loaders": True,
-    }
+    assert json.loads(done.stdout) == {"unsloth warns": False, "hooks": 0, "one module": True, "loaders": True}
     assert done.stderr == "", "silent also without prepare()"
 
 
@@ -131,9 +126,7 @@ def test_4_bit_products_are_for_memory_that_is_slow_by_the_data_sheet(
 DEPENDENCIES = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
 
 
-def test_a_release_outside_its_range_is_warned_of_once_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_release_outside_its_range_is_warned_of_once_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = dict(versions.TESTED)
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: [*DEPENDENCIES, "trl==0; extra == 'x'"])
     monkeypatch.setattr(versions, "version_of", installed.__getitem__)

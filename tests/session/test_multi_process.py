@@ -41,12 +41,7 @@ DOWNGRADED: dict[str, tuple[Launch, tuple[str, ...]]] = {
     "mpirun, which accelerate reads on CPUs alone": ((MPI, {}, 1, "NO"), ("asked for 2 processes",)),
     "--use_deepspeed with ACCELERATE_USE_CPU is DDP": (
         (TWO | LAUNCH | CPU | DEEPSPEED, {}, 2, "MULTI_CPU"),
-        (
-            "2 processes with DEEPSPEED",
-            "accelerate started 2 with DDP",
-            "without DeepSpeed and FSDP",
-            ON_CPUS,
-        ),
+        ("2 processes with DEEPSPEED", "accelerate started 2 with DDP", "without DeepSpeed and FSDP", ON_CPUS),
     ),
     "fsdp=True without a launcher": (
         ({}, {"fsdp": True}, 1, "NO"),

@@ -77,9 +77,7 @@ def test_elsewhere_lines_are_printed_and_pictures_are_not_shown(capsys: pytest.C
     assert capsys.readouterr().out == "step 1\n"
 
 
-def test_fast_steps_send_no_more_than_a_server_lets_through_and_the_last_line_is_shown(
-    notebook: Cell,
-) -> None:
+def test_fast_steps_send_no_more_than_a_server_lets_through_and_the_last_line_is_shown(notebook: Cell) -> None:
     with contextlib.suppress(KeyboardInterrupt), output.one_output():
         output.show(b"p" * 100_000)
         for number in range(100):  # ten a second

@@ -26,11 +26,7 @@ def test_answers_are_right_and_no_problem_crosses_the_split_in_any_order_of_its_
 
 
 def test_a_size_that_cannot_be_had_is_an_error_that_says_which():
-    for sizes, says in (
-        ((2034, 1), "only 2033 train"),
-        ((1, 468), "only 467 held_out"),
-        ((1, 0), "at least 1"),
-    ):
+    for sizes, says in (((2034, 1), "only 2033 train"), ((1, 468), "only 467 held_out"), ((1, 0), "at least 1")):
         with pytest.raises(DatasetError, match=says):
             tasks.addition(*sizes)
 

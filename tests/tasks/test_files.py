@@ -72,11 +72,7 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_warned_of(write):
     with pytest.warns(UserWarning, match="left out") as caught:
         task = tasks.from_file(write(rows + BAD))
     assert len(task.train) + len(task.held_out) == 40
-    for reason in (
-        "2 repeated",
-        "2 without a usable question or answer",
-        "1 whose answer is not of kind 'number'",
-    ):
+    for reason in ("2 repeated", "2 without a usable question or answer", "1 whose answer is not of kind 'number'"):
         assert reason in task.description
     assert any(task.description in str(warning.message) for warning in caught)
     kept = {row["problem"]: row["answer"] for row in [*task.train, *task.held_out]}

@@ -58,10 +58,7 @@ def test_overflows_halve_the_scale_move_no_weight_and_at_last_end_the_run_which_
     monkeypatch.setattr(finite_gradients, "FIRST_LOSS_SCALE", 2.0)
     trainer = in_half(max_steps=8)
     before = trained(trainer.model)
-    with (
-        infinite_gradient(trainer.model),
-        pytest.raises(NonFiniteError, match=r"every loss scale down to 0\.5"),
-    ):
+    with infinite_gradient(trainer.model), pytest.raises(NonFiniteError, match=r"every loss scale down to 0\.5"):
         trainer.train()
     assert trainer.state.global_step == 2, "scales 2 and 1 are skipped by the scaler, 0.5 is not"
     assert same(trained(trainer.model), before)

@@ -22,13 +22,7 @@ def test_trackio_gets_the_kits_figures_and_no_secret(make_trainer: Any, monkeypa
     from trackio.sqlite_storage import SQLiteStorage
 
     monkeypatch.setitem(redact._values, "SECRET", "of-a-env-file")
-    settings = {
-        "report_to": "trackio",
-        "project": "tests",
-        "run_name": "a name",
-        "max_steps": 2,
-        "beta": 0.05,
-    }
+    settings = {"report_to": "trackio", "project": "tests", "run_name": "a name", "max_steps": 2, "beta": 0.05}
     settings |= {"hub_token": TOKEN, "vllm_server_base_url": "http://of-a-env-file:1"}
     trainer = make_trainer(reward_funcs=random_rewards, **settings)
     trainer.train()

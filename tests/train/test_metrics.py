@@ -37,11 +37,7 @@ def test_the_logged_entropy_is_the_mean_over_sampled_tokens_and_counts_no_paddin
         sampled.extend(zip(prompts, completion_ids, strict=True))
         return random_rewards(completion_ids=completion_ids, **kwargs)
 
-    settings = {
-        "gradient_accumulation_steps": 2,
-        "max_completion_length": 40,
-        "skip_zero_variance_groups": False,
-    }
+    settings = {"gradient_accumulation_steps": 2, "max_completion_length": 40, "skip_zero_variance_groups": False}
     trainer = make_trainer(keeps, **settings, temperature=1.2, logging_steps=1)
     trainer.train()
     policy, entropies = as_loaded(loaded_once), []  # as it was when it sampled

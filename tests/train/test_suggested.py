@@ -65,11 +65,7 @@ def test_what_is_given_stays_and_is_called_given(given: dict[str, Any], policy: 
 
 
 @pytest.mark.parametrize(
-    ("policy", "card", "tokens"),
-    [
-        ("qwen3-4b-thinking", "rtx 4090", 4096),
-        ("qwen3-4b-thinking", "5.5GB", 2048),
-    ],
+    ("policy", "card", "tokens"), [("qwen3-4b-thinking", "rtx 4090", 4096), ("qwen3-4b-thinking", "5.5GB", 2048)]
 )
 def test_a_thought_has_its_room_and_a_length_that_does_not_fit_is_halved(policy: str, card: str, tokens: int) -> None:
     config = rloo_kit.RLOOConfig.suggested(policy, None, card=card)

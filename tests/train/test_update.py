@@ -92,10 +92,7 @@ RUNS: dict[str, tuple[Any, Any]] = {}
 SGD = {"optim": "sgd", "learning_rate": 0.1}
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "beta 0": ({"beta": 0.0}, {}),
-    "beta 0, two passes over everything": (
-        {"beta": 0.0},
-        {"single_pass": False, "skip_zero_variance_groups": False},
-    ),
+    "beta 0, two passes over everything": ({"beta": 0.0}, {"single_pass": False, "skip_zero_variance_groups": False}),
     "KL from the loss's own pass": ({"beta": 0.05}, {}),
     "KL from a pass of its own": ({"beta": 0.05}, {"single_pass": False}),
     "groups larger than a micro-batch": (

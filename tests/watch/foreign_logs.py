@@ -115,21 +115,13 @@ SICK: dict[str, Kind] = {
     "a slow fall from 0.75 to 0.3": Kind(("reward collapse",), right=lambda step: 0.75 - 0.0045 * max(0, step - 20)),
     "a KL that creeps to 2": Kind(("KL explosion",), kl=rise(0.0, 0.02, 2.0)),
     "certain and wrong within 30 steps": Kind(
-        ("entropy collapse",),
-        steps=60,
-        prompts=2,
-        right=flat(0.3),
-        entropy=lambda step: 0.5 * 0.9 ** min(step, 30),
+        ("entropy collapse",), steps=60, prompts=2, right=flat(0.3), entropy=lambda step: 0.5 * 0.9 ** min(step, 30)
     ),
     "a reward that becomes NaN": Kind(
-        ("non-finite rewards",),
-        steps=60,
-        rewards={"judge": lambda f, r, n: math.nan if n > 440 else float(r)},
+        ("non-finite rewards",), steps=60, rewards={"judge": lambda f, r, n: math.nan if n > 440 else float(r)}
     ),
     "longer until most are cut": Kind(
-        ("truncation", "truncation, policy worsened", "reward collapse"),
-        length=rise(150, 4.0, 9e9),
-        right=flat(0.5),
+        ("truncation", "truncation, policy worsened", "reward collapse"), length=rise(150, 4.0, 9e9), right=flat(0.5)
     ),
     # First taken for healthy: more than half of its groups are dead.
     "good from the start": Kind((EASY,), right=rise(0.84, 0.001, 0.93), form=flat(0.99)),

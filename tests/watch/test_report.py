@@ -24,10 +24,7 @@ def test_the_time_of_a_batch_is_that_of_all_its_updates():
     entries = []
     for first in history(20, zero_variance_groups=0.5, step_time=6.0)[:20]:
         step = 2 * first["step"]
-        entries += [
-            {**first, "step": step - 1},
-            {"clip_ratio/region_mean": 0.1, "step_time": 2.0, "step": step},
-        ]
+        entries += [{**first, "step": step - 1}, {"clip_ratio/region_mean": 0.1, "step_time": 2.0, "step": step}]
     trainer = trainer_of(entries)
     trainer.args.num_iterations = 2
     (cost, *_) = rloo_kit.diagnose(trainer).notes

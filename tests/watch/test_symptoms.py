@@ -13,12 +13,7 @@ from tests.watch.logs import CALM, KNOWN, from_step, history, symptoms
 LIVE = {"non-finite rewards", "non-finite figures"}
 """Provoked in test_health.py, with plain TRL, and in foreign_logs.py: the kit's trainer refuses such a reward."""
 
-WORDS = {
-    "level": "train_dataset",
-    "operands": "train_dataset",
-    "stale_sampler": "use_vllm",
-    "rewards": "reward_funcs",
-}
+WORDS = {"level": "train_dataset", "operands": "train_dataset", "stale_sampler": "use_vllm", "rewards": "reward_funcs"}
 """What the recorded runs call a setting that has another name in the trainer."""
 
 FACTORS = {"ten times as much": 10, "a tenth of it": 1 / 10, "a third of it": 1 / 3}
