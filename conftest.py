@@ -46,7 +46,6 @@ LONGEST_FIRST = (
     "tests/train/test_resume",
     "tests/train/test_processes",
     "tests/scale",
-    "tests/train/test_gpu_class",
     "tests/session",
     "tests/train",
     "tests/test_gpu_check",

@@ -61,6 +61,10 @@ resumed = trainer_of(policy, max_steps=3, save_strategy="steps", save_steps=1)
 resumed.train(resume_from_checkpoint=True)
 facts["resumed to"] = resumed.state.global_step
 
+part("evaluate while training")  # unsloth ends every sampling on a GPU in training mode
+facts["measured"] = sorted(resumed.evaluate(task.held_out))
+facts["trains on"] = resumed.model.training
+
 part("again, truncated and accumulated")
 settings = {"max_steps": 1, "max_completion_length": 2, "mask_truncated_completions": True}
 settings |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}

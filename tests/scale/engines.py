@@ -2,8 +2,9 @@
 
     python -m tests.scale.engines FOLDER PROCESSES [SETTING ...]
 
-For test_long.py.  Completions are the same on any process, by prompt and place in the group, and so is the global
-batch: what differs is the engine.  Each run takes two updates, so the second one's figures show the first.
+For test_long.py, and for tests/train/test_processes.py with settings of its own.  Completions are the same on any
+process, by prompt and place in the group, and so is the global batch: what differs is the engine.  Each run takes two
+updates, so the second one's figures show the first; where the engine leaves gradients whole, those of the last are kept.
 """
 
 from __future__ import annotations
@@ -48,8 +49,15 @@ def reward(completion_ids: list[list[int]], problem: list[str], **_: object) -> 
 
 
 def trained(policy: Any, folder: Path, processes: int, engine: str, settings: dict[str, Any]) -> list[Figures]:
-    """Two updates in this process, one of ``processes``; the figures of each."""
+    """Two updates in this process, one of ``processes``; the figures of each.  ``gradient.pt`` has the last gradient."""
     import torch
+    from transformers import TrainerCallback
+
+    class Keep(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: object) -> None:
+            named = {n.removeprefix("module."): p.grad for n, p in model.named_parameters() if p.grad is not None}
+            if state.is_world_process_zero:
+                torch.save({name: gradient.clone() for name, gradient in named.items()}, folder / "gradient.pt")
 
     class Fixed(rloo_kit.RLOOTrainer):
         def _generate_single_turn(self, prompt_ids: Any, *args: object, **kwargs: object) -> Any:
@@ -57,33 +65,31 @@ def trained(policy: Any, folder: Path, processes: int, engine: str, settings: di
 
     task = rloo_kit.tasks.addition(n_train=64, n_held_out=32, seed=0)
     file = str(ROOT / f"configs/accelerate/deepspeed_{engine}.json") if engine.startswith("zero") else None
-    config = rloo_kit.RLOOConfig(
-        **settings,
-        output_dir=str(folder),
-        max_steps=2,
-        num_generations=K,
-        per_device_train_batch_size=ROWS // processes,
-        gradient_accumulation_steps=2,
-        learning_rate=1e-2,
-        adam_epsilon=1e-2,  # smooth: at 1e-8 the first update is the gradient's sign, noise included
-        lr_scheduler_type="constant",
-        max_completion_length=8,
-        max_grad_norm=1e9,  # logged, and never cut
-        save_strategy="no",
-        seed=7,
-        logging_steps=1,
-        report_to="none",
-        use_cpu=True,
-        deepspeed=file,
-        ddp_find_unused_parameters=False,
-    )
+    common: dict[str, Any] = {
+        "output_dir": str(folder),
+        "max_steps": 2,
+        "num_generations": K,
+        "per_device_train_batch_size": ROWS // processes,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-2,
+        "adam_epsilon": 1e-2,  # smooth: at 1e-8 the first update is the gradient's sign, noise included
+        "lr_scheduler_type": "constant",
+        "max_completion_length": 8,
+        "max_grad_norm": 1e9,  # logged, and never cut
+        "save_strategy": "no",
+        "seed": 7,
+        "use_cpu": True,
+        "deepspeed": file,
+        "ddp_find_unused_parameters": False,
+    }
     generator = torch.Generator().manual_seed(1)
     for name, parameter in sorted(policy.model.named_parameters()):
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
             if "lora_B" in name:  # as if trained before, so that there is a KL term
                 parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
-    trainer = Fixed(model=policy, reward_funcs=reward, args=config, train_dataset=task.train)
+    config = rloo_kit.RLOOConfig(**common | settings)
+    trainer = Fixed(policy, reward, config, task.train, callbacks=[Keep()])
     trainer.train()
     state = trainer.accelerator.state
     assert (state.num_processes, state.distributed_type.value == "DEEPSPEED") == (processes, bool(file)), state
