@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import rloo_kit  # isort: skip - the first import, as in every notebook
 
-import json
+import functools
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from filelock import FileLock
 
 import rewards
 
@@ -45,6 +45,14 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def small_files() -> Iterator[Callable[[int | None], None]]:
+    """``small_files(size)``: no file can grow beyond it, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (soft if size is None else size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture(autouse=True)
@@ -138,35 +146,18 @@ def qwen3_config() -> Callable[[rloo_kit.Checkpoint], Qwen3Config]:
     return config_of
 
 
+def python(
+    *words: str, check: bool = True, cwd: Path | None = None, seconds: int = PATIENCE, **environment: str
+) -> Done:
+    """Python with these words, in a process of its own."""
+    env = {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment}
+    how: Any = {"capture_output": True, "text": True, "timeout": seconds, "env": env, "cwd": cwd}
+    done = subprocess.run([sys.executable, *words], check=False, **how)
+    assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done
+
+
 @pytest.fixture(scope="session")
 def script() -> Script:
     """``script(code, *arguments, **environment)``: run Python code in a process of its own."""
-
-    def run(code: str, *arguments: str, check: bool = True, **environment: str) -> Done:
-        env = {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment}
-        how: Any = {"capture_output": True, "text": True, "timeout": PATIENCE, "env": env}
-        done = subprocess.run([sys.executable, "-c", code, *arguments], check=False, **how)
-        assert not check or done.returncode == 0, done.stderr[-3000:]
-        return done
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], Any]], Any]:
-    """``made_once(name, make)``: what ``make()`` gives, as JSON gives it back.
-
-    Files of one room run on both of ``make test``'s workers: the first that asks makes it, the other waits and reads.
-    """
-    folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-
-    def made(name: str, make: Callable[[], Any]) -> Any:
-        kept = folder / f"{name}.json"
-        with FileLock(f"{kept}.lock"):
-            if not kept.exists():
-                text = json.dumps(make())
-                kept.write_text(text)
-        return json.loads(kept.read_text())
-
-    return made
+    return functools.partial(python, "-c")

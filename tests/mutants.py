@@ -31,12 +31,13 @@ def main() -> None:
     """Try them all, or those that are asked for."""
     mutants = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["mutant"]
     asked = [one for one in mutants if all(word in one["why"] for word in sys.argv[1:])]
+    found: list[bool] = []
     with tempfile.TemporaryDirectory() as scratch:
-        folder, left = Path(scratch) / "copy", shutil.ignore_patterns(".git", "out", "__pycache__")
+        folder, left = Path(scratch) / "copy", shutil.ignore_patterns(".git", ".venv", "out", "__pycache__")
         shutil.copytree(ROOT, folder, symlinks=True, ignore=left)
-        found = [is_noticed(folder, mutant) for mutant in asked]
-    for mutant, noticed in zip(asked, found, strict=True):
-        print("noticed " if noticed else "NOT SEEN", mutant["file"], "-", mutant["why"])
+        for mutant in asked:
+            found.append(is_noticed(folder, mutant))
+            print("noticed " if found[-1] else "NOT SEEN", mutant["file"], "-", mutant["why"], flush=True)
     print(f"{sum(found)} of {len(found)} are noticed")
 
 

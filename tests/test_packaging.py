@@ -79,14 +79,6 @@ def test_no_file_holds_a_package_index_or_a_token_or_is_over_a_megabyte():
     assert [name for name, text in others.items() if len(text) > 2**20 or re.search(secret, text)] == []
 
 
-def test_triton_is_installed_for_make_test_and_not_for_users():
-    planned = {
-        target: subprocess.check_output(["make", "--dry-run", "-B", target], cwd=ROOT, text=True)
-        for target in ("install", "check", "pytest")
-    }
-    assert [name for name, said in planned.items() if "--triton" in said] == ["pytest"]
-
-
 def test_every_planted_bug_still_fits_its_place_and_names_tests_that_are_there():
     """What tests/mutants.py puts in; it takes a minute a bug, so it is not run here."""
     for bug in tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["mutant"]:

@@ -6,7 +6,6 @@ its place.
 
 import rloo_kit  # noqa: F401  # isort: skip - unsloth first
 
-import dataclasses
 import hashlib
 import inspect
 
@@ -16,7 +15,7 @@ import trl.trainer.utils
 from transformers import GenerationMixin, Trainer, TrainingArguments
 
 from rewards.trl_interface import TRL_KEYWORDS
-from rloo_kit.train import config, renamed_args
+from rloo_kit.train import config
 from rloo_kit.train.trainer import RLOOTrainer
 from rloo_kit.train.trainer_call import ARGUMENTS
 from rloo_kit.watch import callbacks
@@ -77,10 +76,8 @@ def test_every_override_of_a_method_of_theirs_is_pinned():
     assert (ours & set(vars(Trainer))) - set(vars(Stock)) == {*RESUMING, "train"}
 
 
-def test_the_trainers_arguments_are_known_and_names_of_older_releases_are_not_fields_today():
+def test_the_trainers_arguments_are_known():
     assert tuple(inspect.signature(Stock.__init__).parameters)[1:] == ARGUMENTS
-    fields = {item.name for item in dataclasses.fields(trl.trainer.rloo_config.RLOOConfig)}
-    assert not fields & {*renamed_args.CONFIG_OLD, *renamed_args.CONFIG_GONE}
 
 
 def test_a_reward_gets_the_keywords_that_guarded_expects_and_the_progress_lines_metrics_are_logged(make_trainer):

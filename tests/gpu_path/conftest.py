@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import pretended
 from benchmarks.gpu import report
-from tests.conftest import CLEAN_ENVIRONMENT, ROOT, Done
+from tests.conftest import ROOT, Done, python
 
 collect_ignore = ["run_as_user.py"]  # a script, which --doctest-modules would import
 
@@ -28,14 +27,10 @@ def on_card() -> Pretended:
     if not pretended.is_possible():
         pytest.skip("make test puts Triton into .triton, on Linux")
 
-    def run(card: str, *words: str, check: bool = True, **variables: str) -> Done:
+    def run(card: str, *words: str, **how: Any) -> Done:
         # With bytecode the stack is imported in a quarter of the time.
-        always = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
-        env = {**CLEAN_ENVIRONMENT, **always, **pretended.variables(card), **variables}
-        how = {"capture_output": True, "text": True, "timeout": SECONDS - 60, "cwd": ROOT}
-        done = subprocess.run([sys.executable, *words], env=env, check=False, **how)
-        assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        return done
+        always = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "", **pretended.variables(card)}
+        return python(*words, cwd=ROOT, seconds=SECONDS - 60, **always, **how)
 
     return run
 

@@ -1,13 +1,12 @@
 """The plan of a GPU's tensors beside live tensors of Unsloth's own GPU code, traced without a GPU."""
 
 import json
-import subprocess
 import sys
 from typing import Any
 
 import pytest
 
-from tests.conftest import CLEAN_ENVIRONMENT, ROOT
+from tests.conftest import ROOT, python
 
 sys.path.insert(0, str(ROOT / "benchmarks"))  # its scripts import each other by name
 
@@ -35,10 +34,7 @@ def traced_now() -> list[dict[str, Any]]:
     """Three configurations of three layers, traced in a process of its own."""
     if not (ROOT / ".triton" / "triton").is_dir():
         pytest.skip("make test puts Triton into .triton, on Linux")
-    command = [sys.executable, str(ROOT / "benchmarks" / "plan_on_meta.py"), "--short"]
-    env = {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=550, env=env, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = python(str(ROOT / "benchmarks" / "plan_on_meta.py"), "--short", PYTHONPATH=str(ROOT))
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 
@@ -13,3 +14,17 @@ def moved(policy: Any, size: float = 0.2) -> Any:
             if "lora_B" in name:
                 weight.normal_(std=size, generator=generator)
     return policy
+
+
+def watched(model: Any, monkeypatch: pytest.MonkeyPatch, room: int = 100) -> list[int]:
+    """Rows of each call of the model's ``generate``, which runs out of memory with more than it has room for."""
+    bound, calls = model.generate, []
+
+    def generate(**given: Any) -> Any:
+        calls.append(len(given["input_ids"]))
+        if calls[-1] > room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return bound(**given)
+
+    monkeypatch.setattr(model, "generate", generate, raising=False)
+    return calls

@@ -10,6 +10,7 @@ import rloo_kit
 from rloo_kit import models
 from rloo_kit.errors import ConfigError
 from tests.memory.conftest import fake_cuda
+from tests.policy.conftest import watched
 
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
 
@@ -68,15 +69,7 @@ def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(policy: Any, monkeypat
 def test_where_memory_runs_out_generate_goes_on_with_fewer_at_once(
     policy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bound, calls = policy.model.generate, []
-
-    def generate(**given: Any) -> Any:
-        calls.append(len(given["input_ids"]))
-        if calls[-1] > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return bound(**given)
-
-    monkeypatch.setattr(policy.model, "generate", generate)
+    calls = watched(policy.model, monkeypatch, room=2)
     prompts = [f"{number} + 1 =" for number in range(6)]
     with pytest.warns(UserWarning, match=r"with 4 completions sampled at once.*batch_size=2"):
         found = policy.generate(prompts, max_new_tokens=3, batch_size=4, greedy=True)

@@ -89,6 +89,7 @@ def test_a_hub_that_does_not_answer_cannot_be_reached_and_another_error_is_raise
         with pytest.raises(PolicyNotFoundError, match="cannot be reached"):
             resolve("somebody/something")
     answer.set()
+    monkeypatch.setattr(names, "HUB_SECONDS", 60.0)
     online(KeyError("a fault of its own"))
     with pytest.raises(KeyError):
         resolve("somebody/something")

@@ -5,8 +5,7 @@ Each case is something that a notebook's user did, or that happened to them.
 
 import json
 import os
-import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,16 +118,9 @@ def test_the_home_a_link_and_a_relative_path_are_where_they_say(
         policy.save("")
 
 
-@pytest.fixture
-def full_disk() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_leaves_the_adapter_before_it(policy: Policy, adapter: Path, full_disk: None) -> None:
+def test_a_full_disk_leaves_the_adapter_before_it(policy: Policy, adapter: Path, small_files: Any) -> None:
     before = contents(adapter.parent)
+    small_files(3000)
     with pytest.raises(RunFolderError, match=r"what was there before is as it was[\s\S]*still in memory"):
         policy.save(adapter)
     with pytest.raises(RunFolderError, match=r"(?!.*as it was)cannot be written"):

@@ -3,7 +3,7 @@
 Tables: rules.jsonl, a rule a line; answers/*.jsonl, attacks and right answers by writers who did not know the rules and
 by a generator (benchmarks/results/answer_sets.md has what was paid and refused before they were known).  With a form
 named only the form is read, and a case that words around it make an attack ("not \\boxed{42}") is paid: "by_form".  A
-case that the gold answer cannot decide is "set_aside".  fresh_answers.jsonl is older and has no forms.
+case that the gold answer cannot decide is "set_aside".
 """
 
 import json
@@ -14,7 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import rewards
@@ -65,15 +65,6 @@ def test_a_form_is_read_by_its_rule_and_a_guess_refuses_in_doubt(path, algebra):
     (paid, attacks), (refused, right) = misjudged(prose, guessing=True)
     assert paid <= 0.02 * attacks
     assert refused <= 0.65 * right
-
-
-@pytest.mark.parametrize(("right", "most"), [(False, 0.05), (True, 0.2)], ids=["attacks", "right answers"])
-def test_of_the_older_cases_few_are_misjudged(right, most):
-    older = cases_of(HERE / "fresh_answers.jsonl")
-    cases = [case for case in older if case["right"] is right]
-    kinds = ("choice" if case["gold"].isalpha() else "number" for case in cases)
-    wrong = [c for c, kind in zip(cases, kinds, strict=True) if is_right(c["text"], c["gold"], kind) != right]
-    assert len(wrong) <= most * len(cases)
 
 
 def test_a_form_has_a_sentence_for_the_prompt_and_an_unknown_one_is_named():
@@ -181,6 +172,7 @@ def test_of_a_completion_in_a_loop_only_the_end_and_a_few_statements_are_read(un
         assert answer_reward(kind)(completions=[text], answer=[gold]) == [0.0]
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200) | st.text("0123456789+-*/.,= x^\\{}()%e "), st.text(max_size=20))
 @example("9" * 5000, "9")
 @example("1e999999", "1")

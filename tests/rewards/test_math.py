@@ -1,16 +1,13 @@
 """Algebra in processes of its own: hard expressions end, a dead server is replaced, nothing is asked twice."""
 
-import os
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
+import psutil
 import pytest
 
 import rewards
 from rewards import answer_reward, answers, math
+from tests.conftest import ROOT, python
 
 EXPLOSIVE = ["9^{9^{9^{9}}}", "9^9^9^9", "99999!", "(9!)!", "2^{99999999}", "x+" * 5000 + "x", "10**10**10"]
 
@@ -22,11 +19,14 @@ def test_an_expression_that_is_sure_to_be_killed_gets_no_process(monkeypatch):
 
 
 def test_a_hard_expression_is_not_equal_and_an_easy_one_beside_it_is_judged():
-    start, hard = time.monotonic(), r"\int_0^{%d} \sin(x^{x^x}) e^{x^2} \cos(x)\,dx"
+    """One such expression computes for minutes, and gets a second of a core."""
+    math.equals([("x+1", "1+x")])  # the server has started
+    server, hard = psutil.Process(math._server().pid), r"\int_0^{%d} \sin(x^{x^x}) e^{x^2} \cos(x)\,dx"
+    before = server.cpu_times().children_user
     pairs = [("x^2+1", hard % n) for n in range(1, 6)] + [("x^2+1", "1+x^2")]
     assert list(math.equals(pairs).values()) == [False] * 5 + [True]
     assert [pair in math._known for pair in pairs] == [False] * 5 + [True]
-    assert time.monotonic() - start < 120, "one such expression runs for minutes"
+    assert server.cpu_times().children_user - before < 30
 
 
 def test_a_server_that_dies_is_replaced_and_what_was_found_is_remembered(monkeypatch):
@@ -73,7 +73,5 @@ def test_a_script_without_a_main_guard_is_not_run_again(tmp_path):
     script = tmp_path / "train.py"
     ask = r"print(rewards.answer_reward('math')([r'\boxed{b+a}'], answer=['a+b']))"
     script.write_text(f"import rewards\nprint('once')\n{ask}")
-    environment = os.environ | {"PYTHONPATH": str(Path(rewards.__file__).parent.parent)}
-    command = [sys.executable, script]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    done = python(str(script), check=False, PYTHONPATH=str(ROOT))
     assert done.stdout.split("\n")[:2] == ["once", "[1.0]"], done.stderr

@@ -2,8 +2,6 @@
 
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import trl
 from datasets import Dataset
 
 import rewards
-from tests.conftest import SMALL
+from tests.conftest import SMALL, python
 
 PACKAGE = Path(rewards.__file__).parent
 
@@ -27,8 +25,7 @@ def test_the_package_works_alone_with_nothing_but_the_standard_library(tmp_path)
         "try: rewards.overlong_reward(10, 5)\n"
         "except ImportError as error: print('ImportError')\n"
     )
-    command = [sys.executable, "-I", "-S", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=500)
+    done = python("-I", "-S", "-c", code, check=False, cwd=tmp_path)
     assert done.stdout.split("\n")[:4] == ["[1.0]", "0", "ImportError", ""], done.stderr
 
 

@@ -4,7 +4,7 @@
 
 For test_long.py, and for tests/train/test_processes.py with settings of its own.  Completions are the same on any
 process, by prompt and place in the group, and so is the global batch: what differs is the engine.  Each run takes two
-updates, so the second one's figures show the first; where the engine leaves gradients whole, those of the last are kept.
+updates, so the second one's figures show the first; where the engine leaves gradients whole, the last is kept.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def reward(completion_ids: list[list[int]], problem: list[str], **_: object) -> 
 
 
 def trained(policy: Any, folder: Path, processes: int, engine: str, settings: dict[str, Any]) -> list[Figures]:
-    """Two updates in this process, one of ``processes``; the figures of each.  ``gradient.pt`` has the last gradient."""
+    """Two updates in this process, one of ``processes``; the figures of each, and the last gradient in a file."""
     import torch
     from transformers import TrainerCallback
 
@@ -97,13 +97,17 @@ def trained(policy: Any, folder: Path, processes: int, engine: str, settings: di
     return [{name: float(entry[name]) for name in METRICS if name in entry} for entry in logged]
 
 
+def free_port() -> int:
+    """To be taken at once, so that another program hardly gets it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def forked(policy: Any, folder: Path, processes: int, engine: str, settings: dict[str, Any]) -> list[Figures]:
     """The same, in processes forked from this one, which has loaded all that they need."""
     folder.mkdir()
-    with socket.socket() as free:  # taken at once, so that another program hardly gets it
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started: list[int] = []
+    port, started = free_port(), list[int]()
     for rank in range(processes):
         started.append(os.fork())
         if not started[-1]:

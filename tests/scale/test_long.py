@@ -2,17 +2,14 @@
 
 import importlib.util
 import json
-import socket
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.conftest import CLEAN_ENVIRONMENT, PATIENCE, ROOT
+from tests.conftest import ROOT, python
 from tests.scale.conftest import finish, problems, seen, start
+from tests.scale.engines import free_port
 
 pytestmark = pytest.mark.long
 
@@ -61,25 +58,13 @@ def test_a_run_goes_on_in_one_process_with_the_prompts_that_it_would_have_taken(
 
 def test_two_machines_meet(alone, tmp_path):
     """Two launchers on this machine, each with a process, as on two machines that share a disk."""
-    with socket.socket() as free:  # taken at once, so that another program hardly gets it
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    meet = f"--nnodes 2 --master_addr 127.0.0.1 --master_port {port} --node_rank".split()
+    meet = f"--nnodes 2 --master_addr 127.0.0.1 --master_port {free_port()} --node_rank".split()
     started = [start(tmp_path, 1, *meet, rank, **STEPS) for rank in "01"]
     outs = [finish(one)[0] for one in started]
     told = seen(tmp_path, 2)
     assert [one["processes"] for one in told] == [2, 2]
     assert problems(told) == alone
     assert ["1/4" in out for out in outs] == [True, False]
-
-
-def run(*command: str, **variables: str) -> str:
-    """What Python prints that is started from the root with these words."""
-    env = {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables}
-    how: Any = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": PATIENCE, "check": False}
-    done = subprocess.run([sys.executable, *command], env=env, **how)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return str(done.stdout)
 
 
 def launched(folder: Path, engine: str, *arguments: str) -> str:
@@ -92,7 +77,8 @@ def launched(folder: Path, engine: str, *arguments: str) -> str:
     settings = [part for name, value in changed.items() for part in ("--set", f"{name}={value}")]
     command = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "rloo_kit", "train"]
     on_cpu = {"ACCELERATE_USE_CPU": "true"} if engine == "ddp" else {}
-    return run(*command, "configs/tiny.yaml", *settings, *arguments, **on_cpu)
+    words = [*command, "configs/tiny.yaml", *settings, *arguments]
+    return python(*words, cwd=ROOT, HF_HUB_OFFLINE="1", **on_cpu).stdout
 
 
 @pytest.mark.parametrize("engine", ["ddp", *(pytest.param(z, marks=needs_deepspeed) for z in ("zero2", "zero3"))])
@@ -118,7 +104,7 @@ def assert_equal(alone: list[dict[str, float]], several: list[dict[str, float]])
 @needs_deepspeed
 @pytest.mark.parametrize(("processes", "settings"), [("2", []), ("4", ["rloo"])])
 def test_every_engine_takes_the_steps_of_one_process(processes, settings, tmp_path):
-    run("-m", "tests.scale.engines", str(tmp_path), processes, *settings)
+    python("-m", "tests.scale.engines", str(tmp_path), processes, *settings, cwd=ROOT, HF_HUB_OFFLINE="1")
     found = json.loads((tmp_path / "figures.json").read_text())
     if not settings:
         assert {"rloo", "grpo", "dr_grpo", "reinforce"} <= found.keys()

@@ -57,25 +57,21 @@ print(policy.model.dtype)
 
 
 @pytest.fixture(scope="session")
-def first_cells(script: Any, made_once: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def first_cells(script: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """What a new process prints: ``shown`` by cell, and ``stderr``; its .env lies in the folder above."""
-
-    def run() -> dict[str, Any]:
-        above = tmp_path_factory.mktemp("project")
-        (above / ".env").write_text(f"HF_TOKEN={SECRET}\nMINE=from-file\nABOVE=from-above\n")
-        (above / "notebooks").mkdir()
-        done = script(
-            f"{UNSET}os.chdir({str(above / 'notebooks')!r})\n{FIRST_CELLS}",
-            "torch transformers accelerate trl peft unsloth datasets matplotlib IPython",
-            MINE="from-shell",
-            PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64",
-            TOKENIZERS_PARALLELISM="true",
-            XDG_CACHE_HOME=str(above),
-        )
-        cells = ("--- import\n" + done.stdout).split("--- ")[1:]
-        return {"shown": dict(cell.split("\n", 1) for cell in cells), "stderr": done.stderr}
-
-    return SimpleNamespace(**made_once("first_cells", run))
+    above = tmp_path_factory.mktemp("project")
+    (above / ".env").write_text(f"HF_TOKEN={SECRET}\nMINE=from-file\nABOVE=from-above\n")
+    (above / "notebooks").mkdir()
+    done = script(
+        f"{UNSET}os.chdir({str(above / 'notebooks')!r})\n{FIRST_CELLS}",
+        "torch transformers accelerate trl peft unsloth datasets matplotlib IPython",
+        MINE="from-shell",
+        PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64",
+        TOKENIZERS_PARALLELISM="true",
+        XDG_CACHE_HOME=str(above),
+    )
+    cells = ("--- import\n" + done.stdout).split("--- ")[1:]
+    return SimpleNamespace(shown=dict(cell.split("\n", 1) for cell in cells), stderr=done.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +110,7 @@ def run_cells(client: Any, *cells: str, history: bool = True) -> list[str]:
             running.discard(parent)
     unanswered = set(shown)
     while unanswered:
-        unanswered.discard(client.get_shell_msg(timeout=30)["parent_header"]["msg_id"])
+        unanswered.discard(client.get_shell_msg(timeout=90)["parent_header"]["msg_id"])
     return list(shown.values())
 
 

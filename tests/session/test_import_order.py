@@ -19,12 +19,6 @@ from tests.conftest import ROOT, Script
 
 from .conftest import UNSET
 
-
-def test_import_rloo_kit_loads_nothing_heavy_and_a_look_up_gets_the_true_answer(first_cells: Any) -> None:
-    assert first_cells.shown["import"].strip() == "[]"
-    assert first_cells.shown["look-up"].strip() == "True True False"
-
-
 IMPORT_FIRST = """
 import json, sys, warnings
 with warnings.catch_warnings(record=True) as caught:

@@ -96,8 +96,3 @@ def test_known_lines_are_dropped_and_others_get_through_also_one_without_a_newli
         print("🦥 Unsloth\n==((====))==  Unsloth 2026.10.9: Fast Qwen3 patching. Transformers: 5.17.0.")
         print("one\n\nUnsloth: Switching to float32 training", end="")
     assert capsys.readouterr().out == "one\n\nUnsloth: Switching to float32 training"
-
-
-def test_a_first_cell_and_loading_print_nothing_that_looks_like_a_fault(first_cells: Any) -> None:
-    assert first_cells.shown["load"] == first_cells.stderr == ""
-    assert "nsloth:" not in first_cells.shown["prepare"]

@@ -1,7 +1,5 @@
 """What a run writes is whole and finite, and what it did not write is left alone."""
 
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,14 +171,6 @@ def test_a_folder_of_another_run_or_one_that_cannot_be_written_to_is_refused_bef
     monkeypatch.setattr(FileLock, "acquire", read_only)
     with pytest.raises(RunFolderError, match="the run's folder could not be written: Read-only file system"):
         trainer.train()
-
-
-@pytest.fixture
-def small_files() -> Iterator[Any]:
-    """``small_files(size)``: no file can grow beyond it, as on a disk that is full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (soft if size is None else size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_disk_that_fills_up_is_named_and_the_last_whole_checkpoint_is_untouched(

@@ -1,7 +1,6 @@
 """The trainer samples its batch in slices: as the plan says, in order, and fewer at once where memory runs out."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,24 +9,17 @@ import trl.trainer.rloo_trainer
 
 from rloo_kit.memory.hardware import Device
 from rloo_kit.policy import generate
+from tests.policy.conftest import watched
+
+
+@pytest.fixture(autouse=True)
+def much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan's, whatever this machine has free."""
+    much = Device("this CPU", 2**40, on_gpu=False)
+    monkeypatch.setattr("rloo_kit.memory.plan.device_of", lambda card: much)
+
 
 EIGHT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-
-
-def watched(
-    model: Any, monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], bool] = lambda rows: False
-) -> list[int]:
-    """Rows of each call of the model's ``generate``."""
-    bound, calls = model.generate, []
-
-    def generate(**arguments: Any) -> Any:
-        calls.append(len(arguments["input_ids"]))
-        if fails(calls[-1]):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return bound(**arguments)
-
-    monkeypatch.setattr(model, "generate", generate, raising=False)
-    return calls
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -79,7 +71,7 @@ def test_by_default_as_many_are_sampled_at_once_as_the_plan_says_fit(
 def test_where_memory_runs_out_the_run_goes_on_with_fewer_at_once(
     make_trainer: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = watched(policy.model, monkeypatch, fails=lambda rows: rows > 2)
+    calls = watched(policy.model, monkeypatch, room=2)
     trainer = make_trainer(max_steps=2, **EIGHT)
     with pytest.warns(UserWarning, match="ran out with 8 completions sampled at once, step 1.* is 2") as said:
         trainer.train()

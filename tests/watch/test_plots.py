@@ -36,10 +36,6 @@ def test_three_panels_have_title_unit_curves_and_points(picture):
     assert list(each.get_ydata()) == [1.0 / number for number in range(1, 31)]
     assert mean.get_ydata()[0] == pytest.approx((1 + 1 / 2) / 2)
     assert mean.get_label() == "entropy  0.75 → 0.03"
-    for axis in picture.axes:
-        thick = [line for line in axis.lines if line.get_linewidth() > 1 and line.get_label() != "held out"]
-        looks = [(line.get_color(), line.get_linestyle()) for line in thick]
-        assert len(set(looks)) == len({colour for colour, _ in looks}) == len(thick), "each colour has a dash"
 
 
 @pytest.mark.parametrize(("n_steps", "marker"), [(5, "."), (31, "")])
