@@ -124,8 +124,6 @@ NOT_OURS = re.compile(
 BY_HAND = {
     "02": {"180": "completions of a problem in an audit, about", "95": "level"},
     "03": {
-        "349": "of 20,349",
-        "13": "1 - 0.87, in per cent",
         "128": "2 to the 7th",
         "50": "operands",
         "0.08": "half of [-0.066, +0.090]",
