@@ -5,6 +5,7 @@ import builtins
 import dataclasses
 import difflib
 import inspect
+import json
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -154,7 +155,12 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def prose(page: Path) -> str:
-    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    text = page.read_text()
+    if page.suffix == ".ipynb":
+        text = "\n\n".join(
+            "".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"
+        )
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
@@ -163,7 +169,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *(ROOT / "notebooks").glob("*.ipynb")], ids=lambda page: page.name)
 def test_an_internal_link_leads_to_a_tracked_file_and_to_a_heading_in_it(page):
     tracked = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
     files = {ROOT / name for name in tracked}
