@@ -70,9 +70,7 @@ class Meter:
     """
 
     def __init__(
-        self,
-        trainer: RLOOTrainer,
-        now: Callable[[], Spent] = lambda: Spent(time.process_time(), time.perf_counter()),
+        self, trainer: RLOOTrainer, now: Callable[[], Spent] = lambda: Spent(time.process_time(), time.perf_counter())
     ) -> None:
         on_gpu = trainer.accelerator.device.type == "cuda"
         # Before each reading, so that a GPU's queued work is charged to its own phase.

@@ -25,10 +25,7 @@ from tables import document, student, table, write
 from rloo_kit.evaluation.intervals import Interval
 
 RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
-UPDATES: dict[str, tuple[str, int]] = {
-    "one update": ("kit", 1),
-    "two updates, token ratios": ("kit-token", 2),
-}
+UPDATES: dict[str, tuple[str, int]] = {"one update": ("kit", 1), "two updates, token ratios": ("kit-token", 2)}
 LOSSES = {"token sum": "", "token mean": ", token mean", "constant length": ", constant length"}
 REACH = "words_within_reach"  # the task "words", on the prompts that the policy solves sometimes
 TITLES = {"words": "sums in words", "sums": "sums in digits"}

@@ -162,8 +162,7 @@ _IN_WORDS = re.compile(
     re.IGNORECASE,
 )
 _WORD_AFTER = re.compile(
-    r"\s*\(\s*(?!(?:not?|wrong|incorrect|false)\b)([^\W\d_]{2,}|[^\W\d_]+\s*/\s*[^\W\d_]+)\s*\)$",
-    re.IGNORECASE,
+    r"\s*\(\s*(?!(?:not?|wrong|incorrect|false)\b)([^\W\d_]{2,}|[^\W\d_]+\s*/\s*[^\W\d_]+)\s*\)$", re.IGNORECASE
 )
 _OPERATOR = re.compile(
     r"[+*/^_=|{}()\[\]±!<>≠~\d:?]|\\(?![$%])[A-Za-z]*|[;&]|-\s*[A-Za-z](?![\w-])|\b(?:or|squared|cubed|factorial|halves)\b"

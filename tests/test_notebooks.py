@@ -123,11 +123,7 @@ NOT_OURS = re.compile(
 
 BY_HAND = {
     "02": {"180": "completions of a problem in an audit, about", "95": "level"},
-    "03": {
-        "128": "2 to the 7th",
-        "50": "operands",
-        "0.08": "half of [-0.066, +0.090]",
-    },
+    "03": {"128": "2 to the 7th", "50": "operands", "0.08": "half of [-0.066, +0.090]"},
     "05": {"15": "labels that are flipped", "95": "level", "135": "million parameters"},
     "06": {"12": "48 demonstrations twice, 8 at a time", "07": "a notebook"},
 }

@@ -33,8 +33,4 @@ def is_possible() -> bool:
 def variables(card: str) -> dict[str, str]:
     """Of a process that pretends the card, and whose children do; a GPU that is there is hidden."""
     paths = [ROOT / "benchmarks/pretended/child", ROOT, ROOT / ".triton", os.environ.get("PYTHONPATH", "")]
-    return {
-        "PYTHONPATH": os.pathsep.join(map(str, filter(None, paths))),
-        VARIABLE: card,
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    return {"PYTHONPATH": os.pathsep.join(map(str, filter(None, paths))), VARIABLE: card, "CUDA_VISIBLE_DEVICES": ""}

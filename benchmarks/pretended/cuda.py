@@ -90,10 +90,7 @@ def answers(card: Card, gauge: TensorGauge) -> dict[str, Callable[..., Any]]:
         **{name: lambda *args: gauge.live_bytes for name in now},
         **{name: lambda *args: gauge.peak_bytes for name in peaks},
         "reset_peak_memory_stats": lambda *args: gauge.restart(),
-        "mem_get_info": lambda *args: (
-            int(FREE_SHARE * card.total_bytes) - gauge.live_bytes,
-            card.total_bytes,
-        ),
+        "mem_get_info": lambda *args: (int(FREE_SHARE * card.total_bytes) - gauge.live_bytes, card.total_bytes),
         **{name: _always(None) for name in silent},
         # As torch has it: with emulation every card takes bfloat16.
         "is_bf16_supported": lambda including_emulation=True: including_emulation or card.has_bfloat16,

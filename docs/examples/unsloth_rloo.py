@@ -17,9 +17,7 @@ lora_rank = 16
 max_steps = 100
 
 model, tokenizer = FastLanguageModel.from_pretrained(
-    model_name=model_name,
-    max_seq_length=max_seq_length,
-    load_in_4bit=True,
+    model_name=model_name, max_seq_length=max_seq_length, load_in_4bit=True
 )
 model = FastLanguageModel.get_peft_model(
     model,
@@ -51,10 +49,7 @@ numbers = random.Random(3407)
 def problem():
     """A sum of two numbers below 100."""
     a, b = numbers.randrange(100), numbers.randrange(100)
-    messages = [
-        {"role": "system", "content": system_prompt},
-        {"role": "user", "content": f"What is {a} + {b}?"},
-    ]
+    messages = [{"role": "system", "content": system_prompt}, {"role": "user", "content": f"What is {a} + {b}?"}]
     return {"prompt": messages, "answer": str(a + b)}
 
 

@@ -185,11 +185,7 @@ def evaluate(
 
 
 def _rewarded(
-    scores: Mapping[str, list[float | None]],
-    weights: Mapping[str, float],
-    count: int,
-    samples: int,
-    seed: int,
+    scores: Mapping[str, list[float | None]], weights: Mapping[str, float], count: int, samples: int, seed: int
 ) -> dict[str, Any]:
     totals: list[float | None] = []
     for values in zip(*scores.values(), strict=True):

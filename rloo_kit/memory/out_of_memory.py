@@ -22,7 +22,7 @@ def warn_if_too_large(planned: Plan) -> None:
         todo = str(planned.changes[0]) if planned.changes else "take a smaller model"
         output.warn(
             f"This run will probably not fit: it takes {planned.takes} ({planned.device.name}). "
-            f"What to do: {todo}. print(rloo_kit.plan(policy, config)) shows where it goes.",
+            f"What to do: {todo}. print(rloo_kit.plan(policy, config)) shows where it goes."
         )
 
 

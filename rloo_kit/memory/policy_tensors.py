@@ -94,11 +94,7 @@ def loaded_model(model: AnyModel, checkpoint: Checkpoint) -> tuple[Model, dict[s
 
 
 def model_of(
-    checkpoint: Checkpoint,
-    lora_rank: int,
-    four_bit: bool,
-    dtype_bytes: int = 2,
-    modules: Collection[str] = PROJECTIONS,
+    checkpoint: Checkpoint, lora_rank: int, four_bit: bool, dtype_bytes: int = 2, modules: Collection[str] = PROJECTIONS
 ) -> Model:
     """A checkpoint's bytes from its shape; a rank of 0 means that all weights are trained, taken for two tensors."""
     linear, rest = checkpoint.linear_bytes(four_bit, dtype_bytes), checkpoint.rest_parameters * dtype_bytes

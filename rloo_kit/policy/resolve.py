@@ -17,15 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RLOOKitError
-from rloo_kit.models import (
-    CATALOGUE,
-    Checkpoint,
-    checkpoint_from_config,
-    find,
-    lasting_name,
-    nearest,
-    of_base,
-)
+from rloo_kit.models import CATALOGUE, Checkpoint, checkpoint_from_config, find, lasting_name, nearest, of_base
 from rloo_kit.policy.bundled import BUNDLED
 from rloo_kit.session import output
 from rloo_kit.session.prepare import within

@@ -159,11 +159,7 @@ def _write(
 
 
 def save(
-    policy: Policy,
-    folder: Place,
-    *,
-    results: Mapping[str, Evaluation] | None = None,
-    audits: Iterable[Audit] = (),
+    policy: Policy, folder: Place, *, results: Mapping[str, Evaluation] | None = None, audits: Iterable[Audit] = ()
 ) -> Path:
     """Write adapter, tokenizer and a model card; where all weights were trained, the whole checkpoint.
 

@@ -169,10 +169,7 @@ def read(file: Path, question: str, answer: str) -> list[Row]:
         raise DatasetError(f"{file.name} cannot be read: {said}", where=str(file), todo=todo) from error
     for argument, name in (("question", question), ("answer", answer)):
         if name not in columns:
-            what, where = (
-                f"the file has no column {name!r}",
-                f"{file}, whose columns are {', '.join(columns)}",
-            )
+            what, where = (f"the file has no column {name!r}", f"{file}, whose columns are {', '.join(columns)}")
             raise DatasetError(what, where=where, todo=f"name it: {argument}=...")
     return [{name: row.get(name) for name in columns} for row in rows]
 

@@ -167,12 +167,7 @@ def asked_for(
 
 
 def task_of(
-    name: str,
-    sides: Sequence[Sequence[Any]],
-    correct: Reward,
-    description: str,
-    asks: str = "",
-    level: Any = None,
+    name: str, sides: Sequence[Sequence[Any]], correct: Reward, description: str, asks: str = "", level: Any = None
 ) -> Task:
     """The task of rows, or of problems whose prompts ask for a form, to train on and held out."""
     from datasets import Dataset

@@ -39,12 +39,7 @@ CONFIG_OLD = {
 }
 """Arguments of older TRL and transformers configs, and what they are called today."""
 
-TRAINER_OLD = {
-    "policy": "model",
-    "tokenizer": "processing_class",
-    "reward_model": "reward_funcs",
-    "config": "args",
-}
+TRAINER_OLD = {"policy": "model", "tokenizer": "processing_class", "reward_model": "reward_funcs", "config": "args"}
 """Arguments of older TRL trainers, and what they are called today."""
 
 _GRPO, _DR_GRPO = {"advantage_estimator": "grpo"}, {"advantage_estimator": "dr_grpo"}
@@ -94,24 +89,14 @@ CONFIG_GONE = {
 
 _OF_THE_UPDATE = (
     *("loss_type", "scale_rewards", "importance_sampling_level", "use_bias_correction_kl", "beta", "seed"),
-    *(
-        "num_generations",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "steps_per_generation",
-    ),
+    *("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
     *("per_device_eval_batch_size", "learning_rate", "optim", "weight_decay", "warmup_steps"),
 )
 """Settings of a ``GRPOConfig`` that are carried over even where it has them by default, since ours are others."""
 
 
 def todays(
-    given: Mapping[str, Any],
-    known: set[str],
-    where: str,
-    old: Mapping[str, str] = CONFIG_OLD,
-    *,
-    mapped: bool = True,
+    given: Mapping[str, Any], known: set[str], where: str, old: Mapping[str, str] = CONFIG_OLD, *, mapped: bool = True
 ) -> Settings:
     """Arguments by today's names, which are ``known``; one warning for all that had others, or with ``mapped``
     False for what is left out alone.  An ArgumentError names what has no equal, or is given twice."""

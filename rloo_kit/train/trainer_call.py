@@ -86,10 +86,7 @@ def _check_model(given: Arguments) -> None:
         what, todo = "the trainer takes a loaded model here, not a name", f"rloo_kit.load_policy({model!r})"
         raise ConfigError(what, where=f"RLOOTrainer(model={model!r})", todo=f"give model={todo}")
     if generated and "peft_config" in given:
-        what, todo = (
-            "peft_config would be ignored: unsloth adds no LoRA here",
-            "load_policy(name, lora_rank=...)",
-        )
+        what, todo = ("peft_config would be ignored: unsloth adds no LoRA here", "load_policy(name, lora_rank=...)")
         raise ConfigError(what, where="RLOOTrainer(peft_config=...)", todo=f"{todo} adds the LoRA")
     if named or tokenizer is None:
         return

@@ -17,17 +17,7 @@ import numpy as np
 from rloo_kit.errors import ConfigError
 from rloo_kit.session.output import shortened, shown_figure
 from rloo_kit.watch.read_run import Source, read_run
-from rloo_kit.watch.statistics import (
-    CUT_SHARE,
-    ZERO_VARIANCE,
-    Entry,
-    Figures,
-    Known,
-    Log,
-    column,
-    rounds,
-    term,
-)
+from rloo_kit.watch.statistics import CUT_SHARE, ZERO_VARIANCE, Entry, Figures, Known, Log, column, rounds, term
 from rloo_kit.watch.symptoms import Episodes, Finding
 
 if TYPE_CHECKING:
