@@ -1,6 +1,5 @@
 """Datasets, prompt lengths and reward functions, refused before a GPU is used: each check by itself."""
 
-import functools
 import math
 import types
 from typing import Any
@@ -113,7 +112,7 @@ def test_rewards_need_as_many_finite_weights_not_all_0():
             data_checks.check_weights([min, max], wrong, where="RLOOConfig")
 
 
-THOUGHT, JUDGE = rewards.thinking_reward(), functools.partial(rewards.rubric_reward, {"clear": "clear"}, max)
+THOUGHT = rewards.thinking_reward()
 NESTED = rewards.weighted([rewards.answer_reward(), rewards.clipped(rewards.cached(THOUGHT))])
 QWEN = {"<think>": 151667, "</think>": 151668, "hm": 7}
 NEITHER, OTHER_WORDS, ONE_OF_TWO = {"hm": 7}, {"so": 151667, "then": 151668}, {"<think>": 151667}
@@ -123,7 +122,7 @@ def a_tokenizer(vocabulary: dict[str, int]) -> Any:
     return types.SimpleNamespace(get_vocab=lambda: vocabulary)
 
 
-@pytest.mark.parametrize("reward", [THOUGHT, NESTED, JUDGE(aim="thought")])
+@pytest.mark.parametrize("reward", [THOUGHT, NESTED])
 def test_a_reward_of_a_thought_that_the_policy_cannot_write_is_refused(reward):
     said = r"tokens 151667 and 151668(.|\n)*ThinkTokens.from_tokenizer\(policy.tokenizer\)"
     for vocabulary in (NEITHER, OTHER_WORDS, ONE_OF_TWO):
@@ -135,7 +134,7 @@ def test_a_reward_of_a_thought_that_the_policy_cannot_write_is_refused(reward):
 
 
 def test_a_reward_that_needs_no_tokens_of_a_thought_or_has_the_policys_is_taken():
-    taken = [len, rewards.answer_reward(), JUDGE(aim="answer"), torch.nn.Linear(1, 1)]
+    taken = [len, rewards.answer_reward(), torch.nn.Linear(1, 1)]
     data_checks.check_thoughts(taken, a_tokenizer(NEITHER))
     other = rewards.thinking_reward(rewards.ThinkTokens(3, 4))
     data_checks.check_thoughts([other], a_tokenizer({"[open]": 3, "[close]": 4}))

@@ -39,7 +39,7 @@ PURE = [
     rewards.thinking_reward(), rewards.thought_then_answer(), rewards.answer_reward(), rewards.length_reward(),
     rewards.sentence_reward(), rewards.cached(rewards.answer_reward()), rewards.guarded(rewards.thinking_reward()),
 ]  # fmt: skip
-EVERY = [*PURE, rewards.rubric_reward({"a": "b"}, max), rewards.reward_model("a/b")]
+EVERY = [*PURE, rewards.reward_model("a/b")]
 CALL = {
     "completions": ["<think>so?</think>It is 42."],
     "completion_ids": [[151667, 1, 151668, 2, 151645]],
@@ -63,15 +63,15 @@ def test_the_rewards_run_unchanged_in_trls_trainers_on_text_and_in_chats(name, f
     tokens = rewards.ThinkTokens.from_tokenizer(fresh_policy.tokenizer)
     answer = rewards.answer_reward(tokens=tokens)
 
-    async def judge(prompt, completion, description):
-        return 0.5
+    async def judge(completions, **kwargs):
+        return [0.5 for _ in completions]
 
     funcs = [
         rewards.weighted([answer, rewards.thinking_reward(tokens)], [0.8, 0.2], name="mix"),
         rewards.guarded(rewards.thought_then_answer(tokens, correct=answer)),
         rewards.only_for(rewards.cached(rewards.length_reward()), kind="sum"),
         rewards.overlong_reward(8, 4),
-        rewards.guarded(rewards.rubric_reward({"good": "It is good."}, judge, name="async_rubric")),
+        rewards.guarded(judge),
     ]
     rows = [{"prompt": f"{a}+{a}=", "answer": str(2 * a), "kind": "sum" if a % 2 else "other"} for a in range(8)]
     if name == "RLOO":
@@ -86,4 +86,4 @@ def test_the_rewards_run_unchanged_in_trls_trainers_on_text_and_in_chats(name, f
     trainer.train()
     (log,) = [log for log in trainer.state.log_history if "reward" in log]
     assert {"mix/thinking_reward", *(f"rewards/{func.__name__}/mean" for func in funcs)} <= set(log)
-    assert log["rewards/async_rubric/mean"] == 0.5
+    assert log["rewards/judge/mean"] == 0.5

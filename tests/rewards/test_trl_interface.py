@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import rewards
-from rewards import RewardCallError, RewardSignatureError, RewardValueError, clipped, guarded, rubric_reward
+from rewards import RewardCallError, RewardSignatureError, RewardValueError, clipped, guarded
 
 
 class Returns:
@@ -148,14 +148,14 @@ def test_an_async_reward_stays_async_and_is_guarded():
 ONE_AT_A_TIME = asyncio.Semaphore(1)
 
 
-async def judge(prompt, completion, description):
+async def judge(completions, **kwargs):
     async with ONE_AT_A_TIME:
         await asyncio.sleep(0)
-        return 1.0
+        return [1.0 for _ in completions]
 
 
 def test_a_judges_limit_holds_from_step_to_step_and_from_thread_to_thread():
-    reward = clipped(rubric_reward({"clear": "clear", "brief": "brief"}, judge))
+    reward = clipped(judge)
     given = {"prompts": ["?"] * 2, "completions": ["a", "b"]}
     with ThreadPoolExecutor(2) as pool:
         for call in (reward, reward, lambda **given: pool.submit(reward, **given).result()):
