@@ -27,9 +27,6 @@ TRAINED_ON = "train_dataset"
 AS_MESSAGES = "[{'role': 'user', 'content': text}]"
 
 
-# --- datasets ---------------------------------------------------------------------------------------------
-
-
 def check_dataset(
     dataset: object, args: trl.RLOOConfig, tokenizer: PreTrainedTokenizerBase | None, name: str = TRAINED_ON
 ) -> None:
@@ -155,9 +152,6 @@ def check_lengths(
         where = f"{place} has {lengths[index]} tokens, max_completion_length is {completion}"
         todo = f"load_policy(max_seq_length={total}), a smaller max_completion_length, or drop the long prompts"
         raise DatasetError(what, where=where, todo=todo)
-
-
-# --- rewards ----------------------------------------------------------------------------------------------
 
 
 def check_weights(reward_funcs: Sequence[object], reward_weights: Sequence[float] | None, where: str) -> None:

@@ -67,8 +67,6 @@ def _hidden(match: re.Match[str]) -> str:
     return match[0].replace(value, INSTEAD)
 
 
-# --- settings ---------------------------------------------------------------------------------------------
-
 SECRET = re.compile(r"token(?!s|izer)|key|secret|password", re.IGNORECASE)
 
 

@@ -202,9 +202,6 @@ def export(run: RunFolder, out: Out = None, force: Force = False) -> None:
         typer.echo(f"not in it: {note}", err=True)
 
 
-# --- the program ------------------------------------------------------------------------------------------
-
-
 def explained(verb: Callable[..., None]) -> Callable[..., None]:
     """The verb, whose errors are printed in three lines each."""
 

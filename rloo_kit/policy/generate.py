@@ -157,9 +157,6 @@ def _first_above(cumulated: torch.Tensor, value: torch.Tensor) -> tuple[torch.Te
     return index, value - before
 
 
-# --- a batch by slices ------------------------------------------------------------------------------------
-
-
 def packed(rows: Iterable[int], lengths: Sequence[int], at_once: int) -> list[list[int]]:
     """Row indices cut as evenly as possible into the fewest slices, rows of similar length together.
 

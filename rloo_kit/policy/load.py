@@ -102,8 +102,6 @@ def load_policy(
     return _loaded(resolve.resolve(name, asked.four_bit, **place), asked)
 
 
-# --- what is asked for ------------------------------------------------------------------------------------
-
 ALIASES = {"model_name": "name", "r": "lora_rank", "random_state": "seed", "torch_dtype": "dtype"}
 ALIASES["use_gradient_checkpointing"] = "gradient_checkpointing"
 """Unsloth's names for arguments that have another one here."""
@@ -208,9 +206,6 @@ def _by_our_names(given: Arguments) -> Arguments:
             where = f"load_policy({name}={redact.shown(name, given[name])})"
             raise ArgumentError(f"load_policy takes no {name}", where=where, todo=todo)
     return arguments
-
-
-# --- loading ----------------------------------------------------------------------------------------------
 
 
 def _loaded(source: Source, asked: Asked) -> Policy:

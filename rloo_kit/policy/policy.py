@@ -263,9 +263,6 @@ def _sampling(model: PeftModel, seed: int | None) -> Iterator[None]:
                 model.for_training() if by_unsloth else model.train()
 
 
-# --- what training needs of a model and its tokenizer ---------------------------------------------------------
-
-
 def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Give the tokenizer a pad token that is not an eos token, and the model every eos id; else a ConfigError.
 

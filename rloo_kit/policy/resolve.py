@@ -82,9 +82,6 @@ def _may_be_on_hub(name: str) -> bool:
     return re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) is not None
 
 
-# --- folders and bases ------------------------------------------------------------------------------------
-
-
 def _of_folder(folder: str) -> Source:
     base, is_adapter = base_named(folder), Path(folder, ADAPTER_CONFIG).is_file()
     known = of_base(base)
@@ -140,9 +137,6 @@ def trained_length(source: Source, further: Mapping[str, Any]) -> int | None:
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
-# --- a saved adapter --------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def portable(source: Source) -> Iterator[str]:
     """The path to load; for an adapter whose base another machine made, a copy that names this machine's."""
@@ -193,9 +187,6 @@ def check_attached(model: PeftModel, saved: set[str], path: str) -> None:
         what += f": {len(missing)} are missing, and {len(unused)} would be dropped"
         where = f"load_policy({path!r}), first {[*missing, *unused, 'its type is not LoRA'][0]}"
         raise PolicyNotFoundError(what, where=where, todo=ANEW)
-
-
-# --- the hub ----------------------------------------------------------------------------------------------
 
 
 def check_hub(

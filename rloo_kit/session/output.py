@@ -75,8 +75,6 @@ def shown_figure(caption: str, text: Callable[[], str], **how: Any) -> Figure:
     return figure
 
 
-# --- the one output of a cell -----------------------------------------------------------------------------
-
 FIRST, LAST = 10, 300  # lines that are shown of more: each update sends them all
 LEAST_SECONDS = 0.3  # between two updates with a picture: a Jupyter server drops what is above 1 MB/s
 
@@ -149,9 +147,6 @@ def show(png: bytes) -> None:
         _output.update()
 
 
-# --- warnings ----------------------------------------------------------------------------------------------
-
-
 def warn(message: str, category: type[Warning] = UserWarning, *, main_alone: bool = True) -> None:
     """Warn at the user's line; with ``main_alone`` on the main process, where the others would say it too."""
     if main_alone and not multi_process.is_main():
@@ -175,8 +170,6 @@ def _is_library(file: str) -> bool:
     inside = not INSTALLED.isdisjoint(path.parts) or any(map(path.is_relative_to, HOMES))
     return inside or file.startswith("<frozen ")
 
-
-# --- lines that are dropped -------------------------------------------------------------------------------
 
 PRINTED = (
     r"^🦥|^Unsloth \S+: no GPU found|^Unsloth \(CPU\): (\w+ on \d+ CPU threads|.* is a LoRA adapter; loading its base)"

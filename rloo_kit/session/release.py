@@ -135,9 +135,6 @@ def clear_frames(*errors: BaseException | None) -> None:
             traceback.clear_frames(error.__traceback__)
 
 
-# --- what a thing holds -----------------------------------------------------------------------------------
-
-
 def _attributes(thing: object) -> dict[str, Any]:
     try:
         return {} if isinstance(thing, type | ModuleType) else vars(thing)

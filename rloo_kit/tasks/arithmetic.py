@@ -182,8 +182,6 @@ def level_near_half(measure: Callable[[int], PassRate]) -> int:
     return best.level
 
 
-# --- sums in words -----------------------------------------------------------------------------------------
-
 NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Henry", "Ines", "Jonas", "Kira", "Leo")
 THINGS = ("apples", "books", "cards", "coins", "eggs", "pencils", "shells", "stamps", "stones", "tickets")
 

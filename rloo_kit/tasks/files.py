@@ -191,8 +191,6 @@ def _rows_of(file: Path, as_written: dict[str, type]) -> list[Row]:
     return list(pd.read_csv(file, sep="\t" if ending == ".tsv" else ",", **how).to_dict("records"))
 
 
-# --- GSM8K ------------------------------------------------------------------------------------------------
-
 REPOSITORY = "openai/gsm8k"
 HUB_SECONDS = 9.0
 

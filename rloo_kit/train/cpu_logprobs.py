@@ -23,9 +23,6 @@ FAR = 30.0  # how far a logit may be above its row's reference: e^30 is far from
 FEWEST = 2  # rows a prompt, on average: below, two passes cost about what the tokens left out would have
 
 
-# --- the head in tiles ------------------------------------------------------------------------------------
-
-
 @contextmanager
 def in_tiles(entropy: bool) -> Iterator[None]:
     """While inside, TRL's fused head, if unsloth's for CPUs, computes in exact tiles, the entropy only if asked for."""
@@ -128,9 +125,6 @@ def _of_rows(
     of_others = log_others - (hidden * mean_row).sum(1, keepdim=True)  # a linear function's mean value
     entropies = rest * (of_others - log_rest) - log_prob.exp() * log_prob
     return log_prob.squeeze(1), entropies.squeeze(1), (own - mean_row).mul_(rest)
-
-
-# --- each prompt once -------------------------------------------------------------------------------------
 
 
 class PromptCache(DynamicCache):

@@ -56,9 +56,6 @@ SHOWN = (
 ROWS = 10_000  # of a dataset, that its digest is of
 
 
-# --- in the words of a configuration ----------------------------------------------------------------------
-
-
 @dataclass
 class Recipe:
     """A run as a configuration that repeats it."""
@@ -175,9 +172,6 @@ def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
     left_out |= {"on_unhealthy": "a function"} if given.get("on_unhealthy") in HANDLERS else {}
     notes += [f"{name}, {why}" for name, why in left_out.items()]
     return {name: to_jsonable_python(value) for name, value in given.items() if name not in left_out}
-
-
-# --- for the model card -----------------------------------------------------------------------------------
 
 
 def card(trainer: trl.RLOOTrainer) -> str:

@@ -134,9 +134,6 @@ def _guarded_rewards(given: Arguments) -> list[Any]:
     return guarded
 
 
-# --- vLLM and several processes ---------------------------------------------------------------------------
-
-
 def check_vllm(args: trl.RLOOConfig, model: torch.nn.Module) -> None:
     """Works around: TRL sends a 4-bit policy's packed bytes as its weights; and unsloth switches ``use_vllm`` on for a
     policy of ``fast_inference``, and aligns the rest for GRPO alone (2026.10.9, models/rl.py): TRL would never wake an

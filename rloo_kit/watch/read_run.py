@@ -116,9 +116,6 @@ def _settings(run: Any) -> Any | None:
     return None
 
 
-# --- checkpoints ----------------------------------------------------------------------------------------------
-
-
 def checkpoints(output_dir: str | Path) -> list[Path]:
     """Whatever has a checkpoint's exact name, by step: folders, whole or not, and what else is called so."""
     with contextlib.suppress(OSError):
