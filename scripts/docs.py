@@ -123,15 +123,6 @@ def settings() -> str:
     return f"{table}\n\nOther defaults that differ from TRL's: {', '.join(others)}."
 
 
-def old_names() -> str:
-    from rloo_kit.train import renamed_args
-
-    today: dict[str, list[str]] = {}
-    for old, new in {**renamed_args.CONFIG_OLD, **renamed_args.TRAINER_OLD}.items():
-        today.setdefault(new, []).append(f"`{old}`")
-    return "\n".join(f"- `{new}`: {', '.join(old)}" for new, old in today.items())
-
-
 def grpo_names() -> str:
     """What the fields of TRL's ``GRPOConfig`` that notebooks set most are here, without what is refused."""
     from rloo_kit.train import renamed_args
@@ -238,7 +229,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "cards": card_table,
     "tonight": tonight,
     "settings": settings,
-    "old names": old_names,
     "names of grpo": grpo_names,
     "symptoms in short": symptoms_in_short,
     "rloo beside grpo": rloo_beside_grpo,

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 # In a slow case.  An assumption: large models were trained at 21 to 46 % of the peak (Chowdhery et al. 2022, PaLM).
 BANDWIDTH_SHARE, PEAK_SHARE = 0.5, 0.3
-LAUNCH_SECONDS = 10e-6  # for a kernel, in a slow case: published figures are 5 to 20 microseconds
+# Of a kernel, at best and in a slow case: published figures are 5 to 20 microseconds.  The one step that was timed, of
+# Qwen3-4B's shape on an H100, took as long as with 13.
+LAUNCH_SECONDS = (5e-6, 15e-6)
 DISK = (2e9, 0.15e9)  # bytes a second that weights are read with: a solid-state disk on PCIe, a hard disk
 FUSED_ROWS = 16  # so many are multiplied with 4-bit weights directly (unsloth's ``_BNB_GEMM_4BIT_MAX_ROWS``)
 
@@ -85,13 +87,13 @@ class Seconds:
         return self._passes(n, rows, s.prompt_tokens, 1), decoding
 
     def _range(self, *phases: Work) -> Range:
-        """At best each phase takes as long as its bytes or its operations, whichever is more; in a slow case both are
-        done at part of the GPU's speed, one after the other, or launching the kernels takes longer still."""
+        """At best each phase takes as long as its bytes, its operations or its launches, whichever is most; in a slow
+        case the first two are done at part of the GPU's speed, one after the other."""
         best = slow = 0.0
         for moved, flops, kernels in phases:
             memory, compute = moved / self.bandwidth, flops / self.peak
-            best += max(memory, compute)
-            slow += max(memory / BANDWIDTH_SHARE + compute / PEAK_SHARE, LAUNCH_SECONDS * kernels)
+            best += max(memory, compute, LAUNCH_SECONDS[0] * kernels)
+            slow += max(memory / BANDWIDTH_SHARE + compute / PEAK_SHARE, LAUNCH_SECONDS[1] * kernels)
         return best, slow
 
 

@@ -185,9 +185,10 @@ class Plan:
             unknown = "this GPU's bandwidth is not known"
             yield f"time: not estimated, {unknown if self.settings.vllm_bytes is None else 'vLLM samples'}"
             return
+        launch = [1e6 * seconds for seconds in duration.LAUNCH_SECONDS]
         yield (
             f"time, never measured on a consumer card: from full bandwidth and peak to {duration.BANDWIDTH_SHARE:.0%} "
-            f"and {duration.PEAK_SHARE:.0%} of them, or launches of {1e6 * duration.LAUNCH_SECONDS:.0f} µs a kernel"
+            f"and {duration.PEAK_SHARE:.0%} of them, or launches of {launch[0]:g} to {launch[1]:g} µs a kernel"
         )
         if any(times and not asked.get("n") for times, asked in self.settings.evaluations):
             yield "  evaluations of unknown size are not counted (evaluate's n, eval_rows)"

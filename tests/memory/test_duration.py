@@ -55,7 +55,7 @@ def test_a_policy_of_one_weight_by_hand() -> None:
     update = 3 * (4 * (14 + 4 * 4) + 3 * 2)
     assert step(ENDLESS, 1.0)[0] == pytest.approx(prompt + 2 * token + update)
     kernels = 50 + 2 * 38 + 3 * 50
-    assert step(ENDLESS, ENDLESS) == pytest.approx((0, kernels * duration.LAUNCH_SECONDS))
+    assert step(ENDLESS, ENDLESS) == pytest.approx([kernels * each for each in duration.LAUNCH_SECONDS])
 
 
 def planned(evaluate: dict[str, object] | None = None, eval_rows: int = 0, **config: object) -> rloo_kit.Plan:
