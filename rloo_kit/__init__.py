@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rloo_kit import tasks
     from rloo_kit.evaluation.compare import Comparison, compare
     from rloo_kit.evaluation.evaluate import Evaluation, evaluate
-    from rloo_kit.memory.cards import fit
+    from rloo_kit.memory.model_choice import fit
     from rloo_kit.memory.plan import Plan, plan
     from rloo_kit.models import CATALOGUE, Checkpoint
     from rloo_kit.policy.load import load_policy
@@ -37,7 +37,7 @@ _NAMES_IN = {
     "models": ("CATALOGUE", "Checkpoint"),
     "evaluation.compare": ("Comparison", "compare"),
     "evaluation.evaluate": ("Evaluation", "evaluate"),
-    "memory.cards": ("fit",),
+    "memory.model_choice": ("fit",),
     "memory.plan": ("Plan", "plan"),
     "policy.load": ("load_policy",),
     "policy.policy": ("Completion", "Policy"),

@@ -49,9 +49,9 @@ FROM_GRPO = ("loss_type", "scale_rewards", "max_prompt_length", "unsloth_num_chu
 
 
 def card_table() -> str:
-    from rloo_kit.memory import cards
+    from rloo_kit.memory import model_choice
 
-    return cards.table()
+    return model_choice.table()
 
 
 TONIGHT = {

@@ -82,7 +82,7 @@ def cards(card: OneCard = None) -> None:
 
     And how long its completions may be: computed, not measured.
     """
-    from rloo_kit.memory.cards import table
+    from rloo_kit.memory.model_choice import table
 
     typer.echo(rloo_kit.fit(card) if card else table())
 

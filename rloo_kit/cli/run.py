@@ -16,7 +16,7 @@ from rloo_kit.cli import reward_entries
 from rloo_kit.cli.config import Config
 from rloo_kit.errors import ConfigError
 from rloo_kit.evaluation.evaluate import SAMPLING, Evaluation, evaluate
-from rloo_kit.memory import cards
+from rloo_kit.memory import model_choice
 from rloo_kit.memory.hardware import device_of
 from rloo_kit.policy import load
 from rloo_kit.policy.load import load_policy
@@ -128,5 +128,5 @@ def planned(config: Config, card: str | None = None, prompt_tokens: int | None =
         shape |= {"lora_rank": settled.lora["r"], "target_modules": settled.lora["target_modules"]}
     vllm = {"fast_inference", "gpu_memory_utilization"} & settled.further.keys()
     shape |= {name: settled.further[name] for name in vllm}
-    name, _ = cards.chosen(settled.name, settled.four_bit, device)
+    name, _ = model_choice.chosen(settled.name, settled.four_bit, device)
     return rloo_kit.plan(name, config.args_for(name, None, device), device, **shape)

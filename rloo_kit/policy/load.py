@@ -19,7 +19,7 @@ from rewards.provenance import Call, recorded
 from rloo_kit import argument_types, redact
 from rloo_kit.argument_types import Count, Positive, PositiveShare, Seed
 from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
-from rloo_kit.memory import cards
+from rloo_kit.memory import model_choice
 from rloo_kit.models import CATALOGUE, PROJECTIONS
 from rloo_kit.policy import resolve
 from rloo_kit.policy.resolve import Source
@@ -96,7 +96,7 @@ def load_policy(
     arguments = dict(locals())
     asked = settled({**arguments.pop("kwargs"), **arguments})
     import_unsloth()
-    name, thinks = cards.chosen(asked.name, asked.four_bit)
+    name, thinks = model_choice.chosen(asked.name, asked.four_bit)
     asked = replace(asked, name=name, thinking=thinks if asked.thinking is None else asked.thinking)
     place = {n: asked.further[n] for n in ("token", "revision", "cache_dir") if n in asked.further}
     return _loaded(resolve.resolve(name, asked.four_bit, **place), asked)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from rloo_kit import data_checks
 from rloo_kit.errors import ConfigError
-from rloo_kit.memory.cards import FIT_COMPLETION_TOKENS
+from rloo_kit.memory.model_choice import FIT_COMPLETION_TOKENS
 from rloo_kit.memory.plan import Plan, batch_sizes, first, plan
 from rloo_kit.memory.plan_settings import Configured
 from rloo_kit.policy.policy import Policy

@@ -145,7 +145,7 @@ def notes_on(log: Log) -> Iterator[str]:
 
 
 # What a two-sided test at 5 % finds in four of five cases, a power of 80 %, in standard errors: 1.96 and 0.84.
-SURE, POWER = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.8)
+TWO_SIDED, POWER = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.8)
 
 
 def _power(log: Log, held_out: int | None) -> Iterator[str]:
@@ -157,7 +157,7 @@ def _power(log: Log, held_out: int | None) -> Iterator[str]:
         return
     if abs(rise.sigmas) >= 2.0 or log.height(after) >= GOOD:
         return
-    least, counted = (SURE + POWER) * rise.error, f"{before.completions:,} completions a third"
+    least, counted = (TWO_SIDED + POWER) * rise.error, f"{before.completions:,} completions a third"
     yield f"no rise is seen: reward {rise}; with {counted} a change below {least:.3f} cannot be told from chance"
     right = after.best("answer", after)
     accuracy = min(0.9, max(0.1, right[0] if right else log.height(after)))
@@ -180,6 +180,6 @@ def smallest_gain(problems: int, accuracy: float = 0.5, alike: float = 0.0) -> f
     for _ in range(20):  # a fixed point: the gain stands on both sides
         after = accuracy + gain
         psi = (accuracy * (1 - after) + after * (1 - accuracy)) * (1 - alike)
-        needed = SURE * math.sqrt(psi) + POWER * math.sqrt(max(0.0, psi - gain**2))
+        needed = TWO_SIDED * math.sqrt(psi) + POWER * math.sqrt(max(0.0, psi - gain**2))
         gain = min(1 - accuracy, needed / math.sqrt(problems))
     return gain

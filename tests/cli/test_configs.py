@@ -10,7 +10,7 @@ import pytest
 import rloo_kit
 from rloo_kit.cli import config as configuration
 from rloo_kit.cli import run
-from rloo_kit.memory import cards
+from rloo_kit.memory import model_choice
 from tests.conftest import ROOT
 
 CARDS = {"8gb": "8GB", "12gb": "12GB", "16gb": "16GB", "24gb": "24GB"}
@@ -19,7 +19,7 @@ CARDS = {"8gb": "8GB", "12gb": "12GB", "16gb": "16GB", "24gb": "24GB"}
 @pytest.mark.parametrize("name", CARDS)
 def test_a_configuration_of_a_card_fits_it(name):
     largest = rloo_kit.fit(CARDS[name]).model.checkpoint.name
-    for given, policy in (([], cards.first_run(CARDS[name])[0]), (["policy.name=largest"], largest)):
+    for given, policy in (([], model_choice.first_run(CARDS[name])[0]), (["policy.name=largest"], largest)):
         config = configuration.load_config(ROOT / "configs" / f"{name}.yaml", given)
         planned = run.planned(config, CARDS[name], prompt_tokens=512)
         assert (planned.model.checkpoint.name, planned.fits) == (policy, "fits"), planned.takes

@@ -10,8 +10,8 @@ import pytest
 import rloo_kit
 from rloo_kit.memory import plan as planning
 from rloo_kit.memory import policy_tensors
-from rloo_kit.memory.cards import first_run, longest_completion
 from rloo_kit.memory.hardware import Device
+from rloo_kit.memory.model_choice import first_run, longest_completion
 from rloo_kit.memory.plan import Plan, batch_sizes, largest_slice
 from rloo_kit.memory.plan_settings import Settings
 from rloo_kit.models import CATALOGUE
