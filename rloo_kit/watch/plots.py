@@ -39,7 +39,7 @@ CURVES = (
     ("reward", "Reward", "reward", "mean reward", BLUE, "-"),
     ("eval_reward", "Reward", "reward", "held out", "black", POINTS),
     (ZERO_VARIANCE, "Lost samples", "%", "zero-variance groups", "black", "-"),
-    (CUT_SHARE, "Lost samples", "%", "truncated completions", "0.5", "--"),
+    (CUT_SHARE, "Lost samples", "%", "truncated completions", RED, "--"),
     ("entropy", "Policy", "nats per token", "entropy", GREEN, "-"),
     ("kl", "Policy", "nats per token", "KL to the reference", PINK, "--"),
 )
