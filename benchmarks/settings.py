@@ -77,7 +77,8 @@ def report(runs: Sequence[Result], command: str) -> str:
     steps = spec.max_steps // spec.num_iterations
     return document(
         f"Learning rate, updates a batch and aggregation: SmolLM2-135M on {TITLES[spec.task.partition('_')[0]]}",
-        command,
+        f"The last piece: {command}. Another row takes its own --rates, --updates and --losses (--rank, --alpha, "
+        "--warmup where it names one), and --seeds from 0, as many as it has.",
         described(runs),
         f"Each run: {steps} generation batches of {spec.prompts_per_step} prompts x K {spec.num_generations}, at most "
         f"{spec.max_completion_length} tokens, constant rate, no warm-up, beta 0, LoRA as load_policy makes it, in "
