@@ -2,7 +2,7 @@
 
     make gpu-check                                       everything, within 9 minutes
     make gpu-check ARGS="--part right"                   gradients, log-probabilities, clean-up, memory: 6 minutes
-    make gpu-check ARGS="--part learns"                  SmolLM2-135M before and after 100 steps: 5 minutes
+    make gpu-check ARGS="--part learns"                  SmolLM2-135M before and after 100 steps: 8 minutes
     make gpu-check ARGS="--part time"                    where a step's time goes, by phase and switch: 10 minutes
     make gpu-check ARGS="--only speed --only memory"     checks whose names begin so, of a part where one is named
     make gpu-check ARGS="--only 4-bit"                   times two settings, and writes the faster one into .env

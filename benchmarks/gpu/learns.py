@@ -14,7 +14,7 @@ from learned import IN_TIME, LARGEST, right_in_time
 from . import work
 from .runner import Figure, Place
 
-STEPS, SECONDS, PROBLEMS, ROOM = 100, 60.0, 100, 4  # of training at most, its evaluations not counted
+STEPS, SECONDS, PROBLEMS, ROOM = 100, 120.0, 100, 4  # of training at most, its evaluations not counted
 GAIN = 0.1  # the least
 GROUP = ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps")
 
@@ -52,7 +52,8 @@ def run(place: Place, seed: int) -> dict[str, Figure]:
     work.listen(trainer, on_step_end=stop_in_time)
     trainer.train()
     seconds, after = time.monotonic() - started, accuracy("after")
-    print("rewards by step", [entry["reward"] for entry in trainer.state.log_history if "reward" in entry])
+    rewards = [round(entry["reward"], 3) for entry in trainer.state.log_history if "reward" in entry]
+    print(f"seed {seed}, rewards by step: {rewards}")
     gain = after["accuracy after with room"].value - before["accuracy before with room"].value
     return {
         "gain with room": Figure(gain, low=None if place.is_rehearsal else GAIN),

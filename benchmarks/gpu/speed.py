@@ -1,12 +1,14 @@
 """Speed: seconds of a step on a Qwen3 shape in 4 bit, beside the usual recipes.
 
-Three trainers: TRL with PEFT and bitsandbytes, TRL under Unsloth, the kit.  All sample full completions of the same
-prompts, K of one prompt a step, in one pass, with beta 0.05; the first step warms up.
+TRL under Unsloth and the kit sample full completions of the same prompts, K of one prompt a step, in one pass, with
+beta 0.05; the first step warms up.
 """
 
 import importlib
 import json
 import statistics
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,13 @@ from .runner import Figure, Place
 from .work import KIT, UNSLOTH
 
 SHAPE, K = "qwen3-4b", 8
+SHORT, DECODED = 4, 32  # tokens of a profile's first run, and what its second run decodes beyond them
+CALLS = {
+    "kernels launched": ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"),
+    "graphs launched": ("cudaGraphLaunch",),
+    "waits for the GPU": ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
+}
+"""What a profile counts of the CPU's calls, by CUDA's names."""
 
 
 def run(
@@ -29,21 +38,24 @@ def run(
     steps: int = 1,
     longer: int = 0,
     label: str = "",
-    config: dict[str, Any] | None = None,
+    loading: dict[str, Any] | None = None,
+    profiled: bool = False,
+    **config: Any,
 ) -> dict[str, Figure]:
-    """The median of ``steps``, in all and by phase, then a step of ``longer`` completions; and of the kit beside what
-    ran before it in this command."""
+    """The median of ``steps``, in all and by phase, then a step of ``longer`` completions; of the kit beside what ran
+    before it in this command; and a profile of decoding."""
     label = label or trainer
     if place.is_rehearsal:
         tokens, longer, k = work.REHEARSAL_TOKENS, 2 * work.REHEARSAL_TOKENS * bool(longer), min(k, K)
-    config = {"max_steps": 1 + steps + bool(longer), **(config or {})}
-    timed = trainer_of(place, trainer, tokens, shape, k, longer, **config)
+    config = {"max_steps": 1 + steps + bool(longer), **config}
+    timed = trainer_of(place, trainer, tokens, shape, k, longer, loading or {}, **config)
     torch.cuda.empty_cache()
     reset_peak("cuda")
-    meter = Meter(timed)
+    meter, peaks = Meter(timed), list[int]()
 
     def end_step() -> None:
         meter.end_step()
+        peaks.append(peak_bytes("cuda"))
         if longer and len(meter.steps) > steps:
             timed.generation_config.max_new_tokens = longer
 
@@ -52,7 +64,7 @@ def run(
     counted, last = meter.steps[1 : 1 + steps], meter.steps[-1]
     every = [step.total.wall_seconds for step in counted]
     seconds, sampled = statistics.median(every), sum(step.tokens for step in counted) / steps
-    mine = {"completions a second": k / seconds, "peak of tensors, GiB": peak_bytes("cuda") / 2**30}
+    mine = {"completions a second": k / seconds, "peak of tensors, GiB": peaks[steps] / 2**30}
     found = {"a step, s": seconds, "its fastest, s": min(every), "its slowest, s": max(every)}
     if longer:
         found[f"a step of {longer} tokens, s"] = last.total.wall_seconds
@@ -62,10 +74,50 @@ def run(
     found["the first step, of a few tokens, s"] = meter.steps[0].total.wall_seconds
     return {
         **{name: Figure(value) for name, value in {**found, **mine}.items()},
-        **beside(label, mine, place.scratch / f"speed-{shape}-{k}-{tokens}-{longer}.json"),
+        **beside(label, mine, place.scratch / f"speed-{shape}-{k}-{tokens}.json"),
         # A row of random weights ends early about once in ten steps: at the end of a turn, or at the padding.
         "tokens sampled, of all that there could be": Figure(sampled / (k * tokens), low=0.75),
+        **(profile_of(timed, k, 4 if place.is_rehearsal else DECODED) if profiled else {}),
     }
+
+
+def profile_of(trainer: Any, rows: int, decoded: int) -> dict[str, Figure]:
+    """A decoded token of so many rows, by torch's profiler: a shorter run is taken off a longer one, and with it what
+    a run does once (prefill, capturing graphs).  Seconds by the wall are those of runs without the profiler."""
+    text = trainer.train_dataset[0]["prompt"][0]["content"]
+    prompts = [trainer.processing_class(text)["input_ids"]] * rows
+
+    def sample(count: int) -> float:
+        trainer.generation_config.max_new_tokens = count
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        trainer._generate_single_turn(prompts, None, {})
+        torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+    def watch(count: int) -> tuple[Counter[str], Counter[str]]:
+        """Of each call and kernel: how often, and the GPU's seconds."""
+        with torch.profiler.profile() as profile:
+            sample(count)
+        calls, seconds = Counter[str](), Counter[str]()
+        for event in profile.key_averages():
+            calls[event.key] += event.count
+            if event.device_type.name == "CUDA":
+                seconds[event.key] += event.self_device_time_total / 1e6
+        return calls, seconds
+
+    sample(SHORT)
+    short, longer = (min(sample(count) for _ in range(2)) for count in (SHORT, SHORT + decoded))
+    calls, seconds = watch(SHORT + decoded)
+    once = watch(SHORT)
+    for found, less in zip((calls, seconds), once, strict=True):
+        found.subtract(less)
+    wall = (longer - short) / decoded
+    mine = {"wall, ms": 1e3 * wall, "kernels, ms": 1e3 * seconds.total() / decoded}
+    mine |= {what: sum(calls[name] for name in names) / decoded for what, names in CALLS.items()}
+    mine |= {f"{name[:70]}, ms": 1e3 * spent / decoded for name, spent in seconds.most_common(10)}
+    mine["what a run does once, ms"] = 1e3 * (short - SHORT * wall)
+    return {f"a token decoded: {name}": Figure(value) for name, value in mine.items()}
 
 
 def beside(trainer: str, mine: dict[str, float], file: Path) -> dict[str, Figure]:
@@ -79,32 +131,27 @@ def beside(trainer: str, mine: dict[str, float], file: Path) -> dict[str, Figure
     return found
 
 
-def model_of(folder: Path, trainer: str) -> dict[str, Any]:
-    """Model, tokenizer and LoRA as arguments of a trainer: by ``load_policy``, as Unsloth's notebooks load them, or by
-    transformers and TRL alone.  The loader sets the environment, so rloo_kit is imported for its own run only."""
+def model_of(folder: Path, trainer: str, loading: dict[str, Any]) -> dict[str, Any]:
+    """Model and tokenizer as arguments of a trainer: by ``load_policy``, or as Unsloth's notebooks load them.  The
+    loader sets the environment, so rloo_kit is imported for its own run only."""
     if trainer == KIT:
         import rloo_kit
 
-        policy = rloo_kit.load_policy(folder)
+        policy = rloo_kit.load_policy(folder, **loading)
         return {"model": policy.model, "processing_class": policy.tokenizer}
-    if trainer == UNSLOTH:
-        from unsloth import FastLanguageModel
+    from unsloth import FastLanguageModel
 
-        model, tokenizer = FastLanguageModel.from_pretrained(str(folder), max_seq_length=2048, load_in_4bit=True)
-        projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-        rank = {"r": 16, "lora_alpha": 16, "target_modules": projections}
-        lora = FastLanguageModel.get_peft_model(model, **rank, use_gradient_checkpointing="unsloth")
-        return {"model": lora, "processing_class": tokenizer}
-    from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(folder, device_map={"": 0}, dtype="auto")
-    lora = LoraConfig(r=16, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
-    return {"model": model, "processing_class": AutoTokenizer.from_pretrained(folder), "peft_config": lora}
+    model, tokenizer = FastLanguageModel.from_pretrained(str(folder), max_seq_length=2048, load_in_4bit=True)
+    projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    rank = {"r": 16, "lora_alpha": 16, "target_modules": projections}
+    lora = FastLanguageModel.get_peft_model(model, **rank, use_gradient_checkpointing="unsloth")
+    return {"model": lora, "processing_class": tokenizer}
 
 
-def trainer_of(place: Place, trainer: str, tokens: int, shape: str, k: int = K, longer: int = 0, **more: Any) -> Any:
-    named = model_of(place.scratch / shape, trainer)
+def trainer_of(
+    place: Place, trainer: str, tokens: int, shape: str, k: int, longer: int, loading: dict[str, Any], **more: Any
+) -> Any:
+    named = model_of(place.scratch / shape, trainer, loading)
     kind = importlib.import_module("rloo_kit" if trainer == KIT else "trl")
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     folder = str(place.scratch / "run")

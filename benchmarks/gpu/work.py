@@ -11,7 +11,7 @@ from datasets import Dataset
 
 REHEARSAL_TOKENS = 8
 # The trainers that speed.py compares.
-PLAIN, UNSLOTH, KIT = "TRL, PEFT, bitsandbytes", "TRL under Unsloth", "kit"
+UNSLOTH, KIT = "TRL under Unsloth", "kit"
 
 
 def dataset(tokens: int, count: int = 64) -> Dataset:
