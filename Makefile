@@ -74,7 +74,7 @@ docs: $(STAMP)  ## write the generated parts of docs/ and build the site into ou
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # PY=python3 takes an interpreter that has the stack, and installs nothing; ARGS="--only speed" runs a part.
-gpu-check: $(if $(PY),,$(STAMP))  ## check this GPU: correct, memory, speed, hygiene; 9 minutes at most, offline
+gpu-check: $(if $(PY),,$(STAMP))  ## check this GPU: correct, memory, speed, hygiene; 11 minutes at most, offline
 	@$(or $(PY),$(BIN)/python) -m benchmarks.gpu $(ARGS)
 
 lock: $(STAMP)  ## write the installed versions into requirements/constraints.txt

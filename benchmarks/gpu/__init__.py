@@ -1,4 +1,4 @@
-"""``make gpu-check``: does the kit compute, fit, run fast and clean up on this GPU?  Offline; in nine minutes at most.
+"""``make gpu-check``: does the kit compute, fit, run fast and clean up on this GPU?  Offline; 11 minutes at most.
 
 checks.py lists the checks, runner.py runs them, report.py writes the results; correct.py with its reference plain.py,
 memory.py, speed.py, hygiene.py and learns.py measure; four_bit.py keeps the faster of two settings.  Only learns.py

@@ -36,19 +36,17 @@ def run(
     shape: str = SHAPE,
     k: int = K,
     steps: int = 1,
-    longer: int = 0,
     label: str = "",
     loading: dict[str, Any] | None = None,
     profiled: bool = False,
     **config: Any,
 ) -> dict[str, Figure]:
-    """The median of ``steps``, in all and by phase, then a step of ``longer`` completions; of the kit beside what ran
-    before it in this command; and a profile of decoding."""
+    """The median of ``steps``, in all and by phase; of the kit beside what ran before it in this command; and a profile
+    of decoding."""
     label = label or trainer
     if place.is_rehearsal:
-        tokens, longer, k = work.REHEARSAL_TOKENS, 2 * work.REHEARSAL_TOKENS * bool(longer), min(k, K)
-    config = {"max_steps": 1 + steps + bool(longer), **config}
-    timed = trainer_of(place, trainer, tokens, shape, k, longer, loading or {}, **config)
+        tokens, k = work.REHEARSAL_TOKENS, min(k, K)
+    timed = trainer_of(place, trainer, tokens, shape, k, loading or {}, **{"max_steps": 1 + steps, **config})
     torch.cuda.empty_cache()
     reset_peak("cuda")
     meter, peaks = Meter(timed), list[int]()
@@ -56,19 +54,14 @@ def run(
     def end_step() -> None:
         meter.end_step()
         peaks.append(peak_bytes("cuda"))
-        if longer and len(meter.steps) > steps:
-            timed.generation_config.max_new_tokens = longer
 
     work.listen(timed, on_train_begin=meter.begin, on_step_end=end_step)
     timed.train()
-    counted, last = meter.steps[1 : 1 + steps], meter.steps[-1]
+    counted = meter.steps[1:]
     every = [step.total.wall_seconds for step in counted]
     seconds, sampled = statistics.median(every), sum(step.tokens for step in counted) / steps
-    mine = {"completions a second": k / seconds, "peak of tensors, GiB": peaks[steps] / 2**30}
+    mine = {"completions a second": k / seconds, "peak of tensors, GiB": max(peaks[1:]) / 2**30}
     found = {"a step, s": seconds, "its fastest, s": min(every), "its slowest, s": max(every)}
-    if longer:
-        found[f"a step of {longer} tokens, s"] = last.total.wall_seconds
-        found[f"of it generate, {longer} tokens, s"] = last.spent["generate"].wall_seconds
     for name in PHASES:
         found[f"{name}, s"] = statistics.median(step.spent[name].wall_seconds for step in counted)
     found["the first step, of a few tokens, s"] = meter.steps[0].total.wall_seconds
@@ -149,14 +142,13 @@ def model_of(folder: Path, trainer: str, loading: dict[str, Any]) -> dict[str, A
 
 
 def trainer_of(
-    place: Place, trainer: str, tokens: int, shape: str, k: int, longer: int, loading: dict[str, Any], **more: Any
+    place: Place, trainer: str, tokens: int, shape: str, k: int, loading: dict[str, Any], **more: Any
 ) -> Any:
     named = model_of(place.scratch / shape, trainer, loading)
     kind = importlib.import_module("rloo_kit" if trainer == KIT else "trl")
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     folder = str(place.scratch / "run")
-    longest = max(tokens, longer)
-    config = kind.RLOOConfig(**work.settings(folder, k, 1, k, longest, bf16=bf16, fp16=not bf16, **more))
+    config = kind.RLOOConfig(**work.settings(folder, k, 1, k, tokens, bf16=bf16, fp16=not bf16, **more))
     data = work.dataset(32 if place.is_rehearsal else 128)
     made = kind.RLOOTrainer(reward_funcs=work.every_other, args=config, train_dataset=data, **named)
     made.memory = None  # the kit's own meter sets the peaks back in every phase

@@ -60,7 +60,7 @@ MEASURED = {
     "tiny": Evidence(TINY, 32, "measured: benchmarks/results/time_to_accuracy.md"),
     "small": Evidence(SMALL, 40, "measured: benchmarks/results/settings_words.md"),
 }
-"""Of the bundled policy, and of one below 1 B parameters in 16 or 32 bit on a CPU, SmolLM2-135M."""
+"""Of the bundled policy, and of one below 0.5 B parameters in 16 or 32 bit: of SmolLM2-135M, in 32 bit on a CPU."""
 
 
 def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: Settings) -> list[Reason]:
@@ -81,8 +81,9 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
     if sizes.max_completion_length != tokens:
         tokens_because = f"{tokens} would not fit"
     k_because = "as measured" if sizes.num_generations == GROUPS[0] else fits
-    by_group, save = sizes.batch_rows == sizes.num_generations, max(1, chosen["max_steps"] // 4)
-    sampled = "a prompt's K at a time, the fastest by the plan's seconds" if by_group else "all at once"
+    save, sampled = max(1, chosen["max_steps"] // 4), "all at once"
+    if sizes.batch_rows == sizes.num_generations:
+        sampled = "a prompt's K at a time" + ", the faster by the plan's seconds" * bool(fitting.seconds)
     accumulation = sizes.gradient_accumulation_steps
     rows = {
         "num_generations": (sizes.num_generations, k_because),
@@ -115,7 +116,7 @@ def _evidence(planned: Plan) -> Evidence:
     if checkpoint.name in MEASURED:
         return MEASURED[checkpoint.name]
     billions = checkpoint.parameters / 1e9
-    if billions < 1 and not (settings.on_gpu or settings.four_bit or whole):
+    if billions < 0.5 and not (settings.four_bit or whole):
         return MEASURED["small"]
     rate = 1e-6 if whole else 5e-5 if billions < 3 else 1e-5
     return Evidence({"learning_rate": rate, "max_steps": 100, **WARMED, **ONCE}, 0, GUESS)
@@ -142,8 +143,12 @@ def _smaller(base: Plan, given: Settings, tokens: int) -> Iterator[Plan]:
     for length in (tokens, *(half for half in halves if half >= LEAST_TOKENS)):
         for k in (given["num_generations"],) if "num_generations" in given else GROUPS:
             rows = micro * steps if micro and steps else math.lcm(PROMPTS * k, micro or steps or 1)
-            at_once = k if by_group else rows
-            for size in (size for size in range(at_once, 0, -1) if at_once % size == 0):
-                if size == (micro or size) and rows // size == (steps or rows // size):
-                    sizes = batch_sizes(size, at_once, rows)
-                    yield base.with_settings(num_generations=k, max_completion_length=length, **sizes)
+            same = base.with_settings(num_generations=k, max_completion_length=length)
+            # Where no seconds are known: 4-bit weights are multiplied directly only for few rows.
+            at_once = (k, rows) if base.settings.four_bit else (rows, k)
+            choices = [same.with_settings(**batch_sizes(1, n, rows)) for n in at_once if by_group or n == rows]
+            choices.sort(key=lambda one: sum(one.seconds.get("a step", ())))
+            for n in (choice.settings.batch_rows for choice in choices):
+                for size in (size for size in range(n, 0, -1) if n % size == 0):
+                    if size == (micro or size) and rows // size == (steps or rows // size):
+                        yield same.with_settings(**batch_sizes(size, n, rows))

@@ -1,12 +1,14 @@
 """RLOOConfig.suggested: what fits, what was measured, what is given, and a reason for each."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
-from rloo_kit.train.suggested import GUESS
+from rloo_kit.memory.plan import batch_sizes
+from rloo_kit.train.suggested import GUESS, MEASURED, _evidence
 
 CARDS = ("rtx 4060", "rtx 3060 12gb", "rtx 4060 ti 16gb", "rtx 4090")
 FIT = {"qwen3-0.6b": 4, "qwen3-4b": 4, "qwen3-8b": 3, "qwen3-14b": 2}
@@ -29,6 +31,27 @@ def test_what_is_suggested_fits_the_card(policy: str, card: str) -> None:
     assert config.num_generations == 8
     assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 32
     assert reasons(config)["learning_rate"] == GUESS
+
+
+@pytest.mark.parametrize(("policy", "card"), [("qwen3-1.7b", "rtx 4070"), ("qwen3-1.7b", "rtx 4090")])
+def test_a_prompts_completions_are_sampled_apart_where_the_plan_takes_less_time(policy: str, card: str) -> None:
+    config = rloo_kit.RLOOConfig.suggested(policy, None, card=card)
+    base = rloo_kit.plan(policy, config, card)
+    seconds = {n: base.with_settings(**batch_sizes(8, n, 32)).seconds["a step"] for n in (8, 32)}
+    apart = config.per_device_train_batch_size * config.steps_per_generation == 8
+    assert apart == (sum(seconds[8]) < sum(seconds[32])) == (card == "rtx 4070")
+    assert reasons(config)["steps_per_generation"].endswith("the faster by the plan's seconds") == apart
+
+
+@pytest.mark.parametrize("card", [None, "rtx 4090"])
+def test_what_was_measured_on_a_small_policy_is_suggested_for_one_in_16_bit(card: str | None) -> None:
+    def evidence(name: str, bits: int) -> Any:
+        planned = rloo_kit.plan("tiny", card=card, load_in_4bit=bits == 4)
+        checkpoint = replace(planned.model.checkpoint, name=name)
+        return _evidence(planned.of(replace(planned.model, checkpoint=checkpoint), planned.settings, planned.device))
+
+    assert evidence("smollm2-135m", 16) is MEASURED["small"]
+    assert evidence("smollm2-135m", 4).source == GUESS
 
 
 def test_the_tiny_policys_settings_are_those_that_were_measured_for_its_task(
