@@ -189,9 +189,11 @@ LOGGED = {
 
 
 def drop_logged_noise() -> None:
-    """Filter the loggers of :data:`LOGGED` for good: some log when they are imported."""
+    """Filter the loggers of :data:`LOGGED`, and a warning, for good: some log when they are imported."""
     for name in LOGGED:
         logging.getLogger(name).addFilter(lambda record: not re.search(LOGGED[record.name], record.getMessage()))
+    # Offline PEFT cannot compare the vocabulary with the hub's whenever it saves; the kit resizes none.
+    warnings.filterwarnings("ignore", "Could not find a config file in", module="peft")
 
 
 @contextlib.contextmanager
