@@ -19,7 +19,7 @@ SMALLER = {
         'output_dir="out/run")': 'output_dir="out/run", max_steps=1, max_completion_length=8, num_generations=2)',
         "n=100": "n=2",
     },
-    "quickstart": {"num_generations = 8": "num_generations = 2", "tiny else 1024": "tiny else 8", "n=200": "n=2"},
+    "quickstart": {"max_steps=env.steps": "max_steps=1, max_completion_length=8, num_generations=2", "n=200": "n=2"},
 }
 """What a test of one step writes instead."""
 BEFORE = """
