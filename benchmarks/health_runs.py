@@ -2,7 +2,6 @@
 
     OMP_NUM_THREADS=1 python benchmarks/health_runs.py              # all that are not recorded yet
     OMP_NUM_THREADS=1 python benchmarks/health_runs.py "NAME" ...   # these, anew
-    python benchmarks/health_runs.py --picture                      # draws results/quickstart_run.png; nothing is run
 
 A run is a JSON file of tests/data/health: its "config", and the trainer's log, which this writes and tests/watch reads.
 A new one is another's config with a setting changed.  A pair differs in the setting that the diagnosis names, and in
@@ -111,12 +110,7 @@ tiny policy sums of one-digit numbers are the harder ones: they are one in 25 of
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="of runs; those that are not recorded yet if none is given")
-    parser.add_argument("--picture", action="store_true", help="draw the recorded run of notebook 01")
-    asked = parser.parse_args()
-    if asked.picture:
-        draw_quickstart()
-        return
-    names = asked.names
+    names = parser.parse_args().names
     for file in map(file_of, names) if names else sorted(DATA.glob("*.json")):
         run = json.loads(file.read_text())
         if names or "log_history" not in run:
@@ -134,13 +128,6 @@ def read(file: Path) -> Log:
     run = json.loads(file.read_text())
     stock = {"world_size": 1, "generation_batch_size": None, "reward_weights": None, "num_iterations": 1}
     return Log(rounds(run["log_history"]), Known.of(SimpleNamespace(**{**stock, **run["config"]}), JUDGES))
-
-
-def draw_quickstart() -> None:
-    run = json.loads(file_of("quickstart_seed_0.healthy").read_text())
-    state, settings = SimpleNamespace(log_history=run["log_history"]), rloo_kit.RLOOConfig(**run["config"])
-    picture = ROOT / "benchmarks" / "results" / "quickstart_run.png"
-    rloo_kit.plot(SimpleNamespace(state=state, args=settings), picture)
 
 
 def train(config: dict[str, Any]) -> list[Entry]:

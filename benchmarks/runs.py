@@ -93,6 +93,7 @@ class Spec:
         micro_batch: completions in one forward and backward pass.
         evaluate_every: tokens generated between evaluations, at least, with the clock stopped; 0 for none.  The last
             of ``max_steps`` is always followed by one.
+        room: of an evaluation, as ``rloo_kit.evaluate`` takes it.
         no_ties: the rewards of a group are a thousandth apart or more, so that none has zero variance.
         lora_rank, lora_alpha: of ``load_policy``; None leaves the task's.
     """
@@ -116,6 +117,7 @@ class Spec:
     beta: float = 0.0
     evaluate_every: int = 0
     problems: int = 200
+    room: int = 1
     target: float = 1.0
     no_ties: bool = False
     warmup_steps: int = 0
@@ -134,6 +136,7 @@ class Evaluated:
     tokens: int
     spent: Spent
     accuracy: float
+    with_room: float | None = None  # where ``Spec.room`` is above 1
 
 
 @dataclass(frozen=True)
@@ -253,21 +256,21 @@ def run(spec: Spec) -> Result:
     task = learned.make(policy, spec.level, spec.seed)
     reward = CountedReward(learned.score(task), spec.num_generations, spec.no_ties)
 
-    def accuracy() -> float:
-        found = rloo_kit.evaluate(policy, task, n=spec.problems, max_new_tokens=learned.length).accuracy
-        assert found is not None  # the task has answers
-        return found.value
+    def accuracies() -> tuple[float, float | None]:
+        found = rloo_kit.evaluate(policy, task, n=spec.problems, max_new_tokens=learned.length, room=spec.room)
+        assert found.accuracy is not None  # the task has answers
+        return found.accuracy.value, found.accuracy_with_room and found.accuracy_with_room.value
 
     device = policy.device.type
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(spec, policy, task, reward, folder)
-        watcher: Any = watcher_of(spec, Meter(trainer), device, accuracy)
+        watcher: Any = watcher_of(spec, Meter(trainer), device, accuracies)
         trainer.add_callback(watcher)
         trainer.train()
     if spec.evaluate_every:
         # With its adapter off the policy is as before training; measured last, so that nothing is disturbed.
         with policy.model.disable_adapter():
-            watcher.evaluated.insert(0, Evaluated(0, 0, Spent(), accuracy()))
+            watcher.evaluated.insert(0, Evaluated(0, 0, Spent(), *accuracies()))
     norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
     return Result(
         spec=spec,
@@ -340,7 +343,7 @@ class CountedReward:
         return rewards
 
 
-def watcher_of(spec: Spec, meter: Meter, device: str, accuracy: Any) -> TrainerCallback:
+def watcher_of(spec: Spec, meter: Meter, device: str, accuracies: Any) -> TrainerCallback:
     from transformers import TrainerCallback
 
     class Watcher(TrainerCallback):
@@ -362,7 +365,7 @@ def watcher_of(spec: Spec, meter: Meter, device: str, accuracy: Any) -> TrainerC
                 # What an evaluation leaves in the allocator is not the training's memory.
                 self.peak_bytes = self.peak_bytes or peak_bytes(device)
                 with meter.paused():  # the random state stays as it is
-                    found = Evaluated(state.global_step, tokens, meter.total, accuracy())
+                    found = Evaluated(state.global_step, tokens, meter.total, *accuracies())
                 self.evaluated.append(found)
                 print(found, flush=True)
             reached = spec.target <= max((item.accuracy for item in self.evaluated), default=0.0)

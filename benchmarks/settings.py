@@ -19,22 +19,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from learned import TASKS
-from runs import Result, Spec, described, measured
+from matplotlib.figure import Figure
+from runs import RESULTS, Result, Spec, described, measured
 from tables import document, student, table, write
 
 from rloo_kit.evaluation.intervals import Interval
+from rloo_kit.watch.plots import BLUE, GREEN, ORANGE, RED
 
 RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
 UPDATES: dict[str, tuple[str, int]] = {"one update": ("kit", 1), "two updates, token ratios": ("kit-token", 2)}
 LOSSES = {"token sum": "", "token mean": ", token mean", "constant length": ", constant length"}
-REACH = "words_within_reach"  # the task "words", on the prompts that the policy solves sometimes
 TITLES = {"words": "sums in words", "sums": "sums in digits"}
+SUGGESTED = "0.0003, two updates, token ratios, token sum"
 CLIP = 1.0  # TRL's max_grad_norm
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--task", choices=[*TITLES, REACH], default="words")
+    parser.add_argument("--task", choices=TITLES, default="words")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--updates", nargs="+", choices=UPDATES, default=list(UPDATES))
@@ -43,20 +45,23 @@ def main() -> None:
     parser.add_argument("--alpha", type=int, help="of the LoRA; load_policy's is its rank")
     parser.add_argument("--warmup", type=int, default=0, help="updates of linear warm-up")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--room", type=int, default=1, help="4: accuracy with four times the tokens, too")
     parser.add_argument("--stored", action="store_true", help="measure nothing")
     asked = parser.parse_args()
-    name = f"settings_{asked.task.partition('_')[0]}"
-    own = {"lora_rank": asked.rank, "lora_alpha": asked.alpha, "warmup_steps": asked.warmup}
+    name = f"settings_{asked.task}"
+    own = {"lora_rank": asked.rank, "lora_alpha": asked.alpha, "warmup_steps": asked.warmup, "room": asked.room}
     grid = itertools.product(asked.seeds, asked.losses, asked.rates, asked.updates)
     wanted = (spec_of(asked.task, seed, asked.steps, rate, updates, loss, own) for seed, loss, rate, updates in grid)
     runs = measured(name, () if asked.stored else wanted, lambda run: (run.spec.seed, run.spec.setting))
     write(name, lambda command: report(runs, command))
+    if suggested := suggested_runs(runs):
+        draw(suggested, TITLES[asked.task]).savefig(RESULTS / f"{name}.png")
 
 
 def spec_of(task: str, seed: int, steps: int, rate: float, updates: str, loss: str, own: dict[str, Any]) -> Spec:
     """The run of a setting on a seed; held-out problems are answered at its end alone."""
     variant, iterations = UPDATES[updates]
-    named = ("".join(f", {name} {value}" for name, value in own.items() if value)).replace("_", " ")
+    named = ("".join(f", {name} {value}" for name, value in own.items() if value and name != "room")).replace("_", " ")
     given = own | TASKS[task].spec | {"learning_rate": rate, "evaluate_every": 10**9}
     count = steps * iterations  # a step of TRL's is an update
     return Spec(
@@ -76,7 +81,7 @@ def report(runs: Sequence[Result], command: str) -> str:
     spec = runs[0].spec
     steps = spec.max_steps // spec.num_iterations
     return document(
-        f"Learning rate, updates a batch and aggregation: SmolLM2-135M on {TITLES[spec.task.partition('_')[0]]}",
+        f"Learning rate, updates a batch and aggregation: SmolLM2-135M on {TITLES[spec.task]}",
         f"The last piece: {command}. Another row takes its own --rates, --updates and --losses (--rank, --alpha, "
         "--warmup where it names one), and --seeds from 0, as many as it has.",
         described(runs),
@@ -84,8 +89,8 @@ def report(runs: Sequence[Result], command: str) -> str:
         f"{spec.max_completion_length} tokens, constant rate, no warm-up, beta 0, LoRA as load_policy makes it, in "
         f"float32, unless its line says otherwise. Accuracy: greedy, {spec.problems} held-out problems, mean over "
         "seeds with Student's 95 % interval where there are two or more. Reward: mean of a run's last three batches.",
-        setting_table([run for run in runs if run.spec.task != REACH]),
-        *reach_parts(runs),
+        setting_table(runs),
+        *suggested_part(runs),
         "## How far a step goes",
         f"The gradient's norm before it is clipped at {CLIP:g}, the share of updates that are clipped, and the mean "
         "length of the completions, over all runs of an aggregation.",
@@ -110,34 +115,59 @@ def setting_table(runs: Sequence[Result]) -> str:
     return table(columns, "rlrrlrr", rows)
 
 
+def suggested_runs(runs: Sequence[Result]) -> list[Result]:
+    """Those at the settings that ``RLOOConfig.suggested`` takes, evaluated with room as well."""
+    return [run for run in runs if run.spec.setting == SUGGESTED and run.spec.room > 1]
+
+
+def suggested_part(runs: Sequence[Result]) -> list[str]:
+    """Each seed at the suggested settings."""
+    own = suggested_runs(runs)
+    rows = [[str(run.spec.seed), *(f"{share:.2f}" for at in (0, -1) for share in shares(run, at))] for run in own]
+    columns = ("seed", "before", "with room", "after", "with room")
+    return (
+        [
+            "## The suggested settings, seed by seed",
+            f"{SUGGESTED}. With room: completions that were cut go on, up to {own[0].spec.room} times the tokens.",
+            table(columns, "rrrrr", rows),
+        ]
+        if own
+        else []
+    )
+
+
+def shares(run: Result, at: int) -> tuple[float, float]:
+    """Accuracy of an evaluation at the length limit, and with room."""
+    found = run.evaluated[at]
+    assert found.with_room is not None
+    return found.accuracy, found.with_room
+
+
+def draw(runs: Sequence[Result], title: str) -> Figure:
+    """The reward of each batch, and held-out accuracy before and after, a colour for each seed."""
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    rewards, limit, room = figure.subplots(1, 3, width_ratios=(2.2, 1, 1))
+    for run, colour in zip(runs, (BLUE, RED, GREEN, ORANGE), strict=False):
+        label, batches = f"seed {run.spec.seed}", range(1, len(run.rewards) + 1)
+        rewards.plot(batches, run.rewards, color=colour, marker=".", label=label)
+        for axes, before, after in zip((limit, room), shares(run, 0), shares(run, -1), strict=True):
+            axes.plot((0, 1), (before, after), color=colour, marker="o")
+    rewards.set(title=f"SmolLM2-135M on {title}: training", xlabel="batch of 4 prompts x 8", ylabel="mean reward")
+    rewards.legend(loc="upper left", frameon=False)
+    limit.set(title="Held out", ylabel=f"accuracy, {runs[0].spec.problems} problems")
+    room.set(title=f"... with {runs[0].spec.room} times the tokens")
+    for axes in (limit, room):
+        axes.set(xticks=(0, 1), xticklabels=("before", "after"), xlim=(-0.3, 1.3))
+    for axes in (rewards, limit, room):
+        axes.set_ylim(0, 1)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
 def after_training(runs: Sequence[Result]) -> Interval:
     """The accuracy of the last evaluations, with an interval in [0, 1]."""
     mean = student([run.evaluated[-1].accuracy for run in runs])
     return Interval(mean.value, max(0.0, mean.low), min(1.0, mean.high)) if mean.is_bounded else mean
-
-
-def reach_parts(runs: Sequence[Result]) -> list[str]:
-    """The same settings on prompts within reach beside all prompts, on the same seeds."""
-    reached = [run for run in runs if run.spec.task == REACH]
-    if not reached:
-        return []
-    same = {(run.spec.setting, run.spec.seed) for run in reached}
-    everywhere = [r for r in runs if r.spec.task != REACH and (r.spec.setting, r.spec.seed) in same]
-    rows = []
-    for prompts, own in (("all", everywhere), ("within reach", reached)):
-        after = after_training(own)
-        dead = statistics.fmean(statistics.fmean(run.dead) for run in own)
-        tokens = statistics.fmean(run.tokens for run in own)
-        rows.append((prompts, str(len(own)), f"{after:.2f}", f"{dead:.2f}", f"{tokens:.0f}"))
-    length = statistics.fmean(run.steps[0].tokens for run in everywhere) / (
-        everywhere[0].spec.prompts_per_step * everywhere[0].spec.num_generations
-    )
-    return [
-        "## Prompts within reach",
-        "Of the first 64 problems those that the policy solves in 1 to 7 of 8 completions (`task.within_reach`), on "
-        f"the same seeds. Sampling these 512 completions takes about {512 * length:.0f} tokens more, before the run.",
-        table(("prompts", "runs", "after", "zero-variance groups", "tokens of the run"), "lrlrr", rows),
-    ]
 
 
 def gradient_table(runs: Sequence[Result]) -> str:
