@@ -259,7 +259,8 @@ def run(spec: Spec) -> Result:
     def accuracies() -> tuple[float, float | None]:
         found = rloo_kit.evaluate(policy, task, n=spec.problems, max_new_tokens=learned.length, room=spec.room)
         assert found.accuracy is not None  # the task has answers
-        return found.accuracy.value, found.accuracy_with_room and found.accuracy_with_room.value
+        with_room = found.accuracy_with_room
+        return found.accuracy.value, with_room.value if with_room else None
 
     device = policy.device.type
     with tempfile.TemporaryDirectory() as folder:

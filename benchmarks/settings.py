@@ -20,8 +20,8 @@ from typing import Any
 
 from learned import TASKS
 from matplotlib.figure import Figure
-from runs import RESULTS, Result, Spec, described, measured
-from tables import document, student, table, write
+from runs import Result, Spec, described, measured
+from tables import RESULTS, document, student, table, write
 
 from rloo_kit.evaluation.intervals import Interval
 from rloo_kit.watch.plots import BLUE, GREEN, ORANGE, RED
@@ -55,7 +55,7 @@ def main() -> None:
     runs = measured(name, () if asked.stored else wanted, lambda run: (run.spec.seed, run.spec.setting))
     write(name, lambda command: report(runs, command))
     if suggested := suggested_runs(runs):
-        draw(suggested, TITLES[asked.task]).savefig(RESULTS / f"{name}.png")
+        draw(suggested, TITLES[asked.task]).savefig(RESULTS / f"{name}.png", dpi=120)
 
 
 def spec_of(task: str, seed: int, steps: int, rate: float, updates: str, loss: str, own: dict[str, Any]) -> Spec:
@@ -121,19 +121,18 @@ def suggested_runs(runs: Sequence[Result]) -> list[Result]:
 
 
 def suggested_part(runs: Sequence[Result]) -> list[str]:
-    """Each seed at the suggested settings."""
-    own = suggested_runs(runs)
-    rows = [[str(run.spec.seed), *(f"{share:.2f}" for at in (0, -1) for share in shares(run, at))] for run in own]
-    columns = ("seed", "before", "with room", "after", "with room")
-    return (
-        [
-            "## The suggested settings, seed by seed",
-            f"{SUGGESTED}. With room: completions that were cut go on, up to {own[0].spec.room} times the tokens.",
-            table(columns, "rrrrr", rows),
-        ]
-        if own
-        else []
-    )
+    """Each seed at the suggested settings, and their mean."""
+    if not (own := suggested_runs(runs)):
+        return []
+    found = {str(run.spec.seed): [*shares(run, 0), *shares(run, -1)] for run in own}
+    found["mean"] = [*map(statistics.fmean, zip(*found.values(), strict=True))]
+    rows = [[name, *(f"{share:.2f}" for share in every)] for name, every in found.items()]
+    return [
+        "## The suggested settings, seed by seed",
+        f"{SUGGESTED}. With room: completions that were cut go on, up to {own[0].spec.room} times the tokens.",
+        table(("seed", "before", "with room", "after", "with room"), "rrrrr", rows),
+        f"![Reward by batch, and held-out accuracy](settings_{own[0].spec.task}.png)",
+    ]
 
 
 def shares(run: Result, at: int) -> tuple[float, float]:
@@ -146,7 +145,7 @@ def shares(run: Result, at: int) -> tuple[float, float]:
 def draw(runs: Sequence[Result], title: str) -> Figure:
     """The reward of each batch, and held-out accuracy before and after, a colour for each seed."""
     figure = Figure(figsize=(10, 3.6), layout="constrained")
-    rewards, limit, room = figure.subplots(1, 3, width_ratios=(2.2, 1, 1))
+    rewards, limit, room = figure.subplots(1, 3, width_ratios=(1.9, 1, 1))
     for run, colour in zip(runs, (BLUE, RED, GREEN, ORANGE), strict=False):
         label, batches = f"seed {run.spec.seed}", range(1, len(run.rewards) + 1)
         rewards.plot(batches, run.rewards, color=colour, marker=".", label=label)
@@ -154,8 +153,8 @@ def draw(runs: Sequence[Result], title: str) -> Figure:
             axes.plot((0, 1), (before, after), color=colour, marker="o")
     rewards.set(title=f"SmolLM2-135M on {title}: training", xlabel="batch of 4 prompts x 8", ylabel="mean reward")
     rewards.legend(loc="upper left", frameon=False)
-    limit.set(title="Held out", ylabel=f"accuracy, {runs[0].spec.problems} problems")
-    room.set(title=f"... with {runs[0].spec.room} times the tokens")
+    limit.set(title="Held out, at the limit", ylabel=f"accuracy, {runs[0].spec.problems} problems")
+    room.set(title=f"{runs[0].spec.room} x the tokens")
     for axes in (limit, room):
         axes.set(xticks=(0, 1), xticklabels=("before", "after"), xlim=(-0.3, 1.3))
     for axes in (rewards, limit, room):

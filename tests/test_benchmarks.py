@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import learned
 import runs
+import settings
 import step
 import tables
 import time_to_accuracy
@@ -114,6 +115,7 @@ NEVER = [(0, 0.5), (3, 0.6), (6, 0.7), (9, 0.8)]
 
 REPORTS: dict[str, Callable[[Any, str], str]] = {
     "step_real": step.report,
+    **dict.fromkeys(("settings_words", "settings_sums"), settings.report),
     **dict.fromkeys(
         ("time_to_accuracy", "time_to_accuracy_words", "time_to_accuracy_words_low_rate"), time_to_accuracy.report
     ),

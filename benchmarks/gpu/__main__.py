@@ -1,7 +1,7 @@
 """Check this machine's GPU: ``make gpu-check``, or ``python -m benchmarks.gpu`` from the project's folder.
 
     make gpu-check                                       everything, within 11 minutes
-    make gpu-check ARGS="--part right"                   gradients, log-probabilities, clean-up, memory: 6 minutes
+    make gpu-check ARGS="--part right"                   gradients, log-probabilities, clean-up, memory: 8 minutes
     make gpu-check ARGS="--part learns"                  SmolLM2-135M before and after 100 steps: 8 minutes
     make gpu-check ARGS="--part time"                    where a step's time goes, by phase and switch: 10 minutes
     make gpu-check ARGS="--only speed --only memory"     checks whose names begin so, of a part where one is named
