@@ -12,6 +12,7 @@ import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +53,10 @@ def _difference(before: float | None, after: float | None) -> float | None:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Pairs of completions, largest change of reward first; ``print`` it, or make it a cell's last value.
+    """Pairs of completions, the largest rises and falls of reward first; ``print`` it, or make it a cell's last value.
 
     Attributes:
-        pairs: by the size of their change of reward, then those whose tokens changed; ``n`` are shown.
+        pairs: a rise of the reward and a fall by turns, the largest first; ``n`` are shown.
         reward_change: mean of reward after - before; None without rewards.  The prompts are the same before and
             after, so the test of a change is this interval, a percentile bootstrap of the per-prompt differences (Efron
             1979), not whether two intervals overlap.
@@ -146,11 +147,21 @@ def compare(
             raise DatasetError(f"{name} is not an evaluation", where=where, todo=todo)
     argument_types.check({"n": n, "chars": chars}, {"n": Natural, "chars": Natural}, "compare")
     _check_settings(before, after)
-    pairs = _paired(before, after)
-    pairs.sort(key=lambda pair: (-abs(pair.change or 0.0), pair.before.ids == pair.after.ids))
+    found = _paired(before, after)
+    found.sort(key=lambda pair: (-abs(pair.change or 0.0), pair.before.ids == pair.after.ids))
     figures = ("rewards", "correct", "correct_with_room")
-    reward, accuracy, with_room = (_mean_change(pairs, name) for name in figures)
+    reward, accuracy, with_room = (_mean_change(found, name) for name in figures)
+    found.sort(key=lambda pair: -abs(_rise(pair)))
+    rises, falls = ([pair for pair in found if _rise(pair) * sign > 0] for sign in (1, -1))
+    pairs = [pair for both in zip_longest(rises, falls) for pair in both if pair]
+    pairs += [pair for pair in found if not _rise(pair)]
     return Comparison(tuple(pairs), reward, accuracy, n, tokens, chars, with_room)
+
+
+def _rise(pair: Pair) -> float:
+    """Of the reward; without rewards, of being right."""
+    changes = (_difference(*values) for values in (pair.rewards, pair.correct))
+    return next((change for change in changes if change is not None), 0.0)
 
 
 def _check_settings(before: Evaluation, after: Evaluation) -> None:

@@ -179,6 +179,7 @@ def level_near_half(measure: Callable[[int], PassRate]) -> int:
         todo = "raise max_new_tokens" if best.truncated else "take another policy or task"
         why = "no level has a pass rate between 0 and 1, so RLOO has little to learn"
         output.warn(f"{why}: {todo}. Nearest: {best}.")
+    output.say(f"level {best.level} is taken: of these the nearest to half right")
     return best.level
 
 

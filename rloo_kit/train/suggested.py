@@ -77,7 +77,8 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
     if (fitting := first(plans, "fits") or first(plans, "tight")) is None:
         what, todo = f"no batch fits: {base.takes}", "load a smaller policy: rloo_kit.fit(card) names one"
         raise ConfigError(what, where=f"RLOOConfig.suggested({checkpoint.name})", todo=todo)
-    sizes, fits = fitting.settings, f"the largest that fits {fitting.device.name}: {fitting.takes}"
+    sizes, place = fitting.settings, f"{fitting.device.name}: {fitting.takes}"
+    fits = f"the largest that fits {place}"
     if sizes.max_completion_length != tokens:
         tokens_because = f"{tokens} would not fit"
     k_because = "as measured" if sizes.num_generations == GROUPS[0] else fits
@@ -87,7 +88,10 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
     accumulation = sizes.gradient_accumulation_steps
     rows = {
         "num_generations": (sizes.num_generations, k_because),
-        "per_device_train_batch_size": (sizes.per_device_train_batch_size, fits),
+        "per_device_train_batch_size": (
+            sizes.per_device_train_batch_size,
+            fits if accumulation > 1 else f"all fit {place}",
+        ),
         "gradient_accumulation_steps": (accumulation, f"{PROMPTS} prompts an update, as measured"),
         "steps_per_generation": (sizes.steps_per_generation, f"completions are sampled {sampled}"),
         "max_completion_length": (sizes.max_completion_length, tokens_because),
@@ -144,9 +148,8 @@ def _smaller(base: Plan, given: Settings, tokens: int) -> Iterator[Plan]:
         for k in (given["num_generations"],) if "num_generations" in given else GROUPS:
             rows = micro * steps if micro and steps else math.lcm(PROMPTS * k, micro or steps or 1)
             same = base.with_settings(num_generations=k, max_completion_length=length)
-            # Where no seconds are known: 4-bit weights are multiplied directly only for few rows.
-            at_once = (k, rows) if base.settings.four_bit else (rows, k)
-            choices = [same.with_settings(**batch_sizes(1, n, rows)) for n in at_once if by_group or n == rows]
+            at_once = (k, rows) if by_group else (rows,)
+            choices = [same.with_settings(**batch_sizes(1, n, rows)) for n in at_once]
             choices.sort(key=lambda one: sum(one.seconds.get("a step", ())))
             for n in (choice.settings.batch_rows for choice in choices):
                 for size in (size for size in range(n, 0, -1) if n % size == 0):

@@ -26,12 +26,12 @@ def evaluation(*rows, correct=(), samples=1):
     return Evaluation(None, None, {}, 2.0, 0.0, completions, rewards, samples=samples, correct=correct)
 
 
-def test_the_largest_change_of_reward_comes_first_up_or_down():
+def test_the_largest_rise_of_the_reward_comes_first_then_the_largest_fall():
     before = evaluation(("a", "x", 0.5), ("b", "x", 1.0), ("c", "x", 0.0), ("another prompt", "x", None))
     after = evaluation(("a", "y", 0.6), ("b", "y", 0.1), ("c", "y", 0.5), ("another prompt", "y", 1.0))
     result = rloo_kit.compare(before, after, n=2)
-    assert [pair.prompt for pair in result.pairs] == ["b", "c", "a", "another prompt"]
-    assert (result.pairs[0].change, result.pairs[3].change) == (pytest.approx(-0.9), None)
+    assert [pair.prompt for pair in result.pairs] == ["c", "b", "a", "another prompt"]
+    assert (result.pairs[1].change, result.pairs[3].change) == (pytest.approx(-0.9), None)
     means = "mean reward -0.100 [-0.900, +0.500] (after - before, 95 % bootstrap over prompts)"
     assert result.headline == f"4 pairs; {means}; reward rose on 2, fell on 1, stayed on 0; 2 shown"
     assert ("another prompt" in str(result), str(result).count("before: ")) == (False, 2)
@@ -40,6 +40,8 @@ def test_the_largest_change_of_reward_comes_first_up_or_down():
     result = compare(without, changed)
     assert [pair.prompt for pair in result.pairs] == ["b", "a"], "the one whose tokens changed"
     assert (result.headline, "no reward" in str(result)) == ("2 pairs; 2 shown", True)
+    graded = [replace(without, correct=right) for right in ((True, False), (False, True))]
+    assert [pair.prompt for pair in compare(*graded).pairs] == ["b", "a"], "what is right now, then what was"
 
 
 def test_the_change_of_the_means_is_that_of_the_prompts_own_differences():

@@ -66,8 +66,9 @@ def test_auto_takes_the_level_nearest_one_half_of_three_measured(half_at, capsys
 
     assert level_near_half(measure) == half_at
     assert len(asked) <= 3
-    lines = capsys.readouterr().out.splitlines()
+    *lines, last = capsys.readouterr().out.splitlines()
     assert [line.split(" (")[0] for line in lines] == [f"level {level}" for level in asked]
+    assert last.startswith(f"level {half_at} is taken")
 
 
 def test_a_level_is_measured_as_in_training_and_a_truncated_completion_is_not_right():
