@@ -16,7 +16,7 @@ from rloo_kit.argument_types import Count, Natural, PositiveShare, Seed, Share, 
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
 from rloo_kit.models import END_OF_TEXT, END_OF_TURN, PADS, Checkpoint, lasting_name
-from rloo_kit.policy import resolve, save
+from rloo_kit.policy import cpu_products, resolve, save
 from rloo_kit.policy.generate import SlicedGenerate, decode_graphs, head_in_one_product
 from rloo_kit.policy.thinking import budget_of, check_thinking, setting_of
 from rloo_kit.session import output
@@ -70,6 +70,7 @@ class Policy:
             config.base_model_name_or_path = lasting_name(base)
         complete(self.model, self.tokenizer)
         without_dropout(self.model)
+        cpu_products.use(self.model)
         if self.checkpoint is None:
             object.__setattr__(self, "checkpoint", resolve.checkpoint_of_model(self.model, self.tokenizer))
 

@@ -18,6 +18,8 @@ import torch
 from torch.nn.functional import softplus
 from transformers import DynamicCache
 
+from rloo_kit.policy.cpu_products import product
+
 CPU_TILE = 512  # positions and words whose logits are computed at once: 1 MiB, which a core's own cache holds
 FAR = 30.0  # how far a logit may be above its row's reference: e^30 is far from float32's largest number
 FEWEST = 2  # rows a prompt, on average: below, two passes cost about what the tokens left out would have
@@ -98,10 +100,9 @@ def _of_rows(
     own = weight[targets]
     logit = reference = (hidden * own).sum(1, keepdim=True)  # exponentials are relative to the reference
     total, mean_row = torch.zeros_like(logit), torch.zeros_like(hidden) if means else None
-    space = hidden.new_empty(len(hidden) * CPU_TILE)
     for start in range(0, len(weight), CPU_TILE):
         tile = weight[start : start + CPU_TILE]
-        logits = torch.mm(hidden, tile.t(), out=space[: len(hidden) * len(tile)].view(len(hidden), len(tile)))
+        logits = product(hidden, tile)
         here = ((targets >= start) & (targets < start + len(tile))).nonzero().squeeze(1)
         logits[here, targets[here] - start] = -torch.inf
         top = logits.amax(1, keepdim=True)
@@ -114,7 +115,7 @@ def _of_rows(
         chances = logits.sub_(reference).exp_()
         total += chances.sum(1, keepdim=True)
         if mean_row is not None:
-            mean_row.addmm_(chances, tile)
+            mean_row += product(chances, tile.t())
     total.clamp_(min=torch.finfo(total.dtype).tiny)  # all may lie far below the target
     log_others = total.log() + reference
     log_prob, log_rest = -softplus(log_others - logit), -softplus(logit - log_others)

@@ -1,0 +1,61 @@
+"""Products with frozen float32 matrices on a CPU with AVX-512, by oneDNN.
+
+Works around: torch hands them to MKL, which takes AVX-512 on Intel's processors alone.  On an AMD EPYC oneDNN needs less
+than half the time (benchmarks/results/step_real.md).  Sums are in another order, so results differ by rounding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class FrozenLinear(torch.nn.Linear):
+    """``torch.nn.Linear`` whose weights have no gradient."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """As ``torch.nn.Linear``: (..., in) to (..., out)."""
+        given = (input, self.weight) if self.bias is None else (input, self.weight, self.bias)
+        trained = any(tensor.requires_grad for tensor in given[1:]) and torch.is_grad_enabled()
+        if trained or torch.is_autocast_enabled("cpu") or not by_onednn(*given):
+            return super().forward(input)
+        return _Product.apply(input, self.weight, self.bias)  # type: ignore[no-any-return]
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        return _onednn(rows, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _onednn(gradient, ctx.saved_tensors[0].t()), None, None
+
+
+def use(model: torch.nn.Module) -> None:
+    """Have the model's frozen linear layers compute so, if on a CPU."""
+    for module in model.modules():
+        if type(module) is torch.nn.Linear and by_onednn(module.weight) and not module.weight.requires_grad:
+            module.__class__ = FrozenLinear
+
+
+def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """rows (n, in) times weight^T (in, out), without a gradient."""
+    return _onednn(rows, weight) if by_onednn(rows, weight) else rows @ weight.t()
+
+
+def by_onednn(*tensors: torch.Tensor) -> bool:
+    """Whether oneDNN has such tensors' product, and a processor on which it is not slower."""
+    return (
+        torch.backends.mkldnn.is_available()
+        and "AVX512" in torch.backends.cpu.get_cpu_capability()
+        and all(x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() for x in tensors)
+    )
+
+
+def _onednn(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    # What torch's own compiler calls; tests/contract pins it.
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")
+    return result
