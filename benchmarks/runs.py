@@ -49,6 +49,7 @@ class Variant:
         stock: TRL's own trainer under unsloth, in place of the kit's.
         untiled: log-probabilities as unsloth computes them on a CPU.
         unshared, unshared_prefill: each prompt computed for each of its completions, in the loss or in sampling.
+        by_torch: float32 products as torch computes them, as ``stock``'s are.
     """
 
     config: dict[str, object] = field(default_factory=dict)
@@ -56,6 +57,7 @@ class Variant:
     untiled: bool = False
     unshared: bool = False
     unshared_prefill: bool = False
+    by_torch: bool = False
 
 
 TOKEN: dict[str, object] = {"importance_sampling_level": "token"}
@@ -71,6 +73,7 @@ VARIANTS = {
     "kit-token, constant length": Variant(TOKEN | CONSTANT),
     "no-fast-sampling": Variant({"fast_sampling": False}),
     "no-tiles": Variant(untiled=True),
+    "kit, torch's products": Variant(by_torch=True),
     "kit, nothing shared": Variant(unshared=True, unshared_prefill=True),
     "kit, shared prefill": Variant(unshared=True),
     "kit, shared loss": Variant(unshared_prefill=True),
@@ -239,10 +242,12 @@ def described(results: Sequence[Result]) -> str:
 
 
 def run(spec: Spec) -> Result:
-    from rloo_kit.policy import generate
+    from rloo_kit.policy import cpu_products, generate
     from rloo_kit.train import cpu_logprobs
 
     variant = VARIANTS[spec.variant]
+    if variant.stock or variant.by_torch:
+        cpu_products.by_onednn = lambda *given: False
     if variant.untiled:
         cpu_logprobs.is_exact = lambda *given: False
     if variant.unshared:
