@@ -91,8 +91,8 @@ def report(runs: Sequence[Result], command: str) -> str:
         "CPU milliseconds a generated token: median over steps and repeats [lowest, highest], and by phase the median. "
         "To stock: stock's with the same `gradient_checkpointing`, which is False but where a line says recomputing. "
         "*Nothing shared*: a prompt is computed for each of its completions, in sampling (*prefill*) and in the loss. "
-        "*Torch's products*: with frozen matrices torch multiplies, as in stock's runs, not oneDNN. `no-X`: the kit with "
-        "one optimisation off. Zero-variance: share of groups whose K rewards are all equal.",
+        "*Torch's products*: torch multiplies by frozen matrices, as in stock's runs, and not oneDNN. `no-X`: the "
+        "kit with one optimisation off. Zero-variance: share of groups whose K rewards are all equal.",
     ]
     for task, (heading, _, _) in WORKLOADS.items():
         for apart in (True, False):

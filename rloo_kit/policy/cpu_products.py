@@ -1,7 +1,7 @@
 """Products with frozen float32 matrices on a CPU with AVX-512, by oneDNN.
 
-Works around: torch hands them to MKL, which takes AVX-512 on Intel's processors alone.  On an AMD EPYC oneDNN needs less
-than half the time (benchmarks/results/step_real.md).  Sums are in another order, so results differ by rounding.
+Works around: torch hands them to MKL, which on an AMD EPYC with AVX-512 is as fast as oneDNN is without: oneDNN needs
+less than half the time (benchmarks/results/step_real.md).  Sums are in another order, so results differ by rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class FrozenLinear(torch.nn.Linear):
         trained = any(tensor.requires_grad for tensor in given[1:]) and torch.is_grad_enabled()
         if trained or torch.is_autocast_enabled("cpu") or not by_onednn(*given):
             return super().forward(input)
-        return _Product.apply(input, self.weight, self.bias)  # type: ignore[no-any-return]
+        return _Product.apply(input, self.weight, self.bias)
 
 
 class _Product(torch.autograd.Function):
