@@ -59,6 +59,9 @@ def settings() -> dict[str, Setting]:
     slow = "compiling the layers made the first step 36 to 58 s longer on an H100, and later ones no faster"
     threads = "forked data workers otherwise warn, or hang, on the tokenizer's threads"
     offline = "without a network every look-up waits and retries"
+    # libgomp's own where it was given more threads than cores (benchmarks/results/busy_cpu.md).
+    spins = None if "OMP_WAIT_POLICY" in os.environ else "1000"
+    busy = "beside another busy process, threads otherwise wait for each other in long loops: over ten times slower"
     of_the_hub = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT")
     return {
         "UNSLOTH_DISABLE_STATISTICS": Setting("1", "unsloth", statistics),
@@ -69,6 +72,7 @@ def settings() -> dict[str, Setting]:
         # unsloth sets it where the platform allows, but does not look for the old name.
         "PYTORCH_ALLOC_CONF": Setting(None, "torch", old_name="PYTORCH_CUDA_ALLOC_CONF"),
         "TOKENIZERS_PARALLELISM": Setting("false", "tokenizers", threads),
+        "GOMP_SPINCOUNT": Setting(spins, "torch", busy, device="cpu"),
         "HF_HUB_OFFLINE": Setting(None, "huggingface_hub", offline),
         **dict.fromkeys(of_the_hub, Setting(None, "huggingface_hub")),
         **dict.fromkeys(("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"), Setting(None, "torch")),

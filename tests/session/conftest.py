@@ -16,7 +16,8 @@ NO_PROXY = dict.fromkeys(("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"
 NOWHERE = "http://127.0.0.1:9"  # nothing listens on the discard port
 
 # What these tests set or expect unset, whatever the caller's environment has.
-OWN = "HF_TOKEN HF_HUB_OFFLINE TRANSFORMERS_OFFLINE PYTORCH_ALLOC_CONF UNSLOTH_CPU_BF16 UNSLOTH_COMPILE_LOCATION"
+OWN = "HF_TOKEN HF_HUB_OFFLINE TRANSFORMERS_OFFLINE PYTORCH_ALLOC_CONF UNSLOTH_CPU_BF16 UNSLOTH_COMPILE_LOCATION "
+OWN += "GOMP_SPINCOUNT OMP_WAIT_POLICY"
 UNSET = f"import os\nfor name in {OWN.split()}: os.environ.pop(name, None)\n"
 
 # The first cells of a notebook in a new process; a line "--- name" begins what a cell prints.
