@@ -44,6 +44,36 @@ def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def one_prefill_a_prompt(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> Iterator[None]:
+    """While inside, the first forward pass on a GPU computes each distinct prompt once; its logits and cache, which
+    unsloth copies into buffers of its own, are then repeated.  On a CPU :func:`decode` does so."""
+    first, prompt = (index.to(ids.device) for index in _distinct(ids, mask))
+    if ids.device.type == "cpu" or len(first) == len(ids):
+        yield
+        return
+
+    def before(module: torch.nn.Module, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        hooks[0].remove()
+        names = ("input_ids", "attention_mask", "position_ids")
+        return args, given | {name: given[name][first] for name in names if given.get(name) is not None}
+
+    def after(module: torch.nn.Module, args: Any, given: dict[str, Any], output: Any) -> Any:
+        hooks[1].remove()
+        output.logits = output.logits[prompt]
+        output.past_key_values = tuple((keys[prompt], values[prompt]) for keys, values in output.past_key_values)
+        return output
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    hooks = [base.register_forward_pre_hook(before, with_kwargs=True)]
+    hooks.append(base.register_forward_hook(after, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
 def decode_graphs(model: torch.nn.Module) -> Iterator[None]:
     """Works around: unsloth replays decoding as CUDA graphs in a trainer's generate alone.  While inside it does so
     here too, and their buffers go afterwards.  UNSLOTH_DECODE_CUDA_GRAPHS=0 still switches them off."""
@@ -211,7 +241,8 @@ class SlicedGenerate:
             width = max(lengths[row] for row in rows)
             ids, mask = input_ids[rows, -width:], attention_mask[rows, -width:]
             try:
-                texts = self._generate(input_ids=ids, attention_mask=mask, **how)
+                with one_prefill_a_prompt(self.model, ids, mask) if self.fast else nullcontext():
+                    texts = self._generate(input_ids=ids, attention_mask=mask, **how)
             except (RuntimeError, MemoryError) as error:
                 if len(rows) == 1 or not self.halves or not out_of_memory.is_out_of_memory(error):
                     raise
