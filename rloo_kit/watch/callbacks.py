@@ -101,6 +101,9 @@ def header(max_steps: int = 0) -> str:
 def line(step: int, max_steps: int, logs: Logs, seconds_left: float | None) -> str:
     """One step's figures, as wide as :func:`header`; a dash where there is no figure."""
     cells = [f"{_figure(logs.get(metric), width, style):>{width}}" for _, metric, width, style in COLUMNS]
+    if "reward" not in logs:  # nothing was sampled for it
+        later = (" " * len(cell) if cell.strip() == "-" else cell for cell in cells[3:])
+        cells = ["  same batch again".ljust(len("".join(cells[:3]))), *later]
     left = "-" if seconds_left is None else clock(seconds_left)
     return f"{f'{step}/{max_steps}':>{_step_width(max_steps)}}{''.join(cells)}{left:>8}"
 
