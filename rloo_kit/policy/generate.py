@@ -54,13 +54,16 @@ def one_prefill_a_prompt(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> I
 
     def before(module: torch.nn.Module, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         hooks[0].remove()
-        names = ("input_ids", "attention_mask", "position_ids")
-        return args, given | {name: given[name][first] for name in names if given.get(name) is not None}
+        by_row = {name: given.get(name) for name in ("input_ids", "attention_mask", "position_ids")}
+        return args, given | {n: x[first] for n, x in by_row.items() if x is not None and len(x) == len(ids)}
 
     def after(module: torch.nn.Module, args: Any, given: dict[str, Any], output: Any) -> Any:
         hooks[1].remove()
-        output.logits = output.logits[prompt]
-        output.past_key_values = tuple((keys[prompt], values[prompt]) for keys, values in output.past_key_values)
+        output.logits, cache = output.logits[prompt], output.past_key_values
+        if hasattr(cache, "batch_select_indices"):  # transformers' own forward
+            cache.batch_select_indices(prompt)
+        else:
+            output.past_key_values = tuple((keys[prompt], values[prompt]) for keys, values in cache)
         return output
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
