@@ -1,14 +1,17 @@
 """Products with frozen float32 matrices on a CPU with AVX-512, by oneDNN.
 
-Works around: torch hands them to MKL, which on an AMD EPYC with AVX-512 is as fast as oneDNN is without: oneDNN needs
-less than half the time (benchmarks/results/step_real.md).  Sums are in another order, so results differ by rounding.
+Works around: torch hands them to MKL, which on an AMD EPYC needs about twice the time of oneDNN's AVX-512 kernels
+(benchmarks/results/step_real.md).  Sums are in another order, so results differ by rounding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 
 class FrozenLinear(torch.nn.Linear):
@@ -18,7 +21,8 @@ class FrozenLinear(torch.nn.Linear):
         """As ``torch.nn.Linear``: (..., in) to (..., out)."""
         given = (input, self.weight) if self.bias is None else (input, self.weight, self.bias)
         trained = any(tensor.requires_grad for tensor in given[1:]) and torch.is_grad_enabled()
-        if trained or torch.is_autocast_enabled("cpu") or not by_onednn(*given):
+        fits = not torch.is_autocast_enabled("cpu") and input.size(-1) == self.in_features
+        if trained or not fits or not by_onednn(*given):
             return super().forward(input)
         return _Product.apply(input, self.weight, self.bias)
 
@@ -30,15 +34,33 @@ class _Product(torch.autograd.Function):
         return _onednn(rows, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return _onednn(gradient, ctx.saved_tensors[0].t()), None, None
 
 
-def use(model: torch.nn.Module) -> None:
-    """Have the model's frozen linear layers compute so, if on a CPU."""
+def use(model: Any) -> None:
+    """Have the model's frozen linear layers compute so, where it is faster; but for its head, whose class unsloth asks
+    for before it computes a loss in chunks: see :func:`in_use`."""
+    head = model.get_output_embeddings()
     for module in model.modules():
-        if type(module) is torch.nn.Linear and by_onednn(module.weight) and not module.weight.requires_grad:
+        if module is not head and _takes(module):
             module.__class__ = FrozenLinear
+
+
+@contextmanager
+def in_use(layer: torch.nn.Module) -> Iterator[None]:
+    """While inside, one layer computes so, where it is faster."""
+    taken, before = _takes(layer), layer.__class__
+    try:
+        layer.__class__ = FrozenLinear if taken else before
+        yield
+    finally:
+        layer.__class__ = before
+
+
+def _takes(module: Any) -> bool:
+    return type(module) is torch.nn.Linear and by_onednn(module.weight) and not module.weight.requires_grad
 
 
 def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -50,12 +72,13 @@ def by_onednn(*tensors: torch.Tensor) -> bool:
     """Whether oneDNN has such tensors' product, and a processor on which it is not slower."""
     return (
         torch.backends.mkldnn.is_available()
+        and bool(torch.backends.mkldnn.enabled)
         and "AVX512" in torch.backends.cpu.get_cpu_capability()
         and all(x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() for x in tensors)
     )
 
 
 def _onednn(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    # What torch's own compiler calls; tests/contract pins it.
+    # What torch's own compiler calls; tests/policy/test_cpu_products.py pins it.
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")
     return result

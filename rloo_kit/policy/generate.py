@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from rloo_kit.errors import NonFiniteError
 from rloo_kit.memory import out_of_memory
 from rloo_kit.memory.formulas import DRAWN_AT_ONCE
+from rloo_kit.policy import cpu_products
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -34,10 +35,12 @@ BLOCK = 128
 @contextmanager
 def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
     """Works around: on a GPU unsloth hands lm_head a slice of a wider buffer, and torch then reads the matrix once for
-    each row (aten's LinearAlgebra.cpp, ``should_fold``).  Here its input is made contiguous; no value changes."""
+    each row (aten's LinearAlgebra.cpp, ``should_fold``).  Here its input is made contiguous; no value changes.  On a
+    CPU it is a product of oneDNN's."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     if head is None or head.weight.device.type == "cpu":
-        yield
+        with cpu_products.in_use(head) if head is not None else nullcontext():
+            yield
         return
     with head.register_forward_pre_hook(lambda module, given: (given[0].contiguous(), *given[1:])):
         yield
@@ -45,28 +48,34 @@ def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def one_prefill_a_prompt(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> Iterator[None]:
-    """While inside, the first forward pass on a GPU computes each distinct prompt once; its logits and cache, which
-    unsloth copies into buffers of its own, are then repeated.  On a CPU :func:`decode` does so."""
-    first, prompt = (index.to(ids.device) for index in _distinct(ids, mask))
-    if ids.device.type == "cpu" or len(first) == len(ids):
+    """While inside, the first of unsloth's forward passes on a GPU computes each distinct prompt once; its logits and
+    cache, which unsloth copies into buffers of its own, are then repeated.  On a CPU :func:`decode` does so."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    first, prompt = _distinct(ids, mask)
+    of_unsloth = type(base).forward.__module__.startswith("unsloth.models.")
+    if ids.device.type == "cpu" or not of_unsloth or len(first) == len(ids):
         yield
         return
 
-    def before(module: torch.nn.Module, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def before(module: torch.nn.Module, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         hooks[0].remove()
         by_row = {name: given.get(name) for name in ("input_ids", "attention_mask", "position_ids")}
-        return args, given | {n: x[first] for n, x in by_row.items() if x is not None and len(x) == len(ids)}
+        if by_row["input_ids"] is None or len(by_row["input_ids"]) != len(ids) or not given.get("use_cache"):
+            hooks[1].remove()
+            return None
+        cut = {n: x[first.to(x.device)] for n, x in by_row.items() if x is not None and len(x) == len(ids)}
+        return args, given | cut
 
     def after(module: torch.nn.Module, args: Any, given: dict[str, Any], output: Any) -> Any:
         hooks[1].remove()
-        output.logits, cache = output.logits[prompt], output.past_key_values
-        if hasattr(cache, "batch_select_indices"):  # transformers' own forward
-            cache.batch_select_indices(prompt)
-        else:
-            output.past_key_values = tuple((keys[prompt], values[prompt]) for keys, values in cache)
+
+        def repeated(rows: torch.Tensor) -> torch.Tensor:
+            return rows[prompt.to(rows.device)]
+
+        output.logits = repeated(output.logits)
+        output.past_key_values = tuple((repeated(keys), repeated(values)) for keys, values in output.past_key_values)
         return output
 
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
     hooks = [base.register_forward_pre_hook(before, with_kwargs=True)]
     hooks.append(base.register_forward_hook(after, with_kwargs=True))
     try:

@@ -59,8 +59,9 @@ def settings() -> dict[str, Setting]:
     slow = "compiling the layers made the first step 36 to 58 s longer on an H100, and later ones no faster"
     threads = "forked data workers otherwise warn, or hang, on the tokenizer's threads"
     offline = "without a network every look-up waits and retries"
-    # libgomp's own where it was given more threads than cores (benchmarks/results/busy_cpu.md).
-    spins = None if "OMP_WAIT_POLICY" in os.environ else "1000"
+    # libgomp, which torch has on Linux, takes 100 to 1,000 where it is given more threads than cores (GCC's manual).
+    waits = sys.platform == "linux" and "OMP_WAIT_POLICY" not in os.environ and "torch" not in sys.modules
+    spins = "1000" if waits else None  # benchmarks/results/busy_cpu.md
     busy = "beside another busy process, threads otherwise wait for each other in long loops: over ten times slower"
     of_the_hub = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT")
     return {

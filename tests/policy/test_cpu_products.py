@@ -10,6 +10,7 @@ import torch
 
 from rloo_kit.policy import cpu_products
 from rloo_kit.policy.cpu_products import FrozenLinear, by_onednn, product
+from rloo_kit.policy.generate import head_in_one_product
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +26,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def frozen(bias: bool = False) -> torch.nn.Linear:
-    model = torch.nn.Sequential(torch.nn.Linear(24, 40, bias=bias)).requires_grad_(False)
+    model: Any = torch.nn.Sequential(torch.nn.Linear(24, 40, bias=bias)).requires_grad_(False)
+    model.get_output_embeddings = lambda: None
     cpu_products.use(model)
-    layer = model[0]
-    assert isinstance(layer, torch.nn.Linear)
+    layer: torch.nn.Linear = model[0]
     return layer
 
 
@@ -62,6 +63,10 @@ def test_what_it_cannot_do_is_left_to_torch(calls: list[Any]) -> None:
     trained(rows).sum().backward()
     assert trained.weight.grad is not None
     assert frozen()(rows[:0]).shape == (0, 40)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        frozen()(rows[:, 1:])
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not by_onednn(rows)
     assert not by_onednn(rows.to("meta"))
     assert not calls
     with torch.no_grad():
@@ -83,7 +88,11 @@ def test_only_frozen_layers_of_a_policy_are_changed() -> None:
         pytest.skip("this CPU computes in bfloat16")
     layers = {n: m for n, m in policy.model.named_modules() if isinstance(m, torch.nn.Linear)}
     for name, layer in layers.items():
-        assert (type(layer) is FrozenLinear) == ("lora_" not in name), name
+        assert (type(layer) is FrozenLinear) == ("lora_" not in name and "lm_head" not in name), name
+    head = policy.model.get_output_embeddings()
+    with head_in_one_product(policy.model):
+        assert type(head) is FrozenLinear
+    assert type(head) is torch.nn.Linear, "unsloth computes a loss in chunks for this class alone"
 
 
 def test_torch_still_has_onednns_product() -> None:

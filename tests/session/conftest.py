@@ -17,7 +17,7 @@ NOWHERE = "http://127.0.0.1:9"  # nothing listens on the discard port
 
 # What these tests set or expect unset, whatever the caller's environment has.
 OWN = "HF_TOKEN HF_HUB_OFFLINE TRANSFORMERS_OFFLINE PYTORCH_ALLOC_CONF UNSLOTH_CPU_BF16 UNSLOTH_COMPILE_LOCATION "
-OWN += "GOMP_SPINCOUNT OMP_WAIT_POLICY"
+OWN += "GOMP_SPINCOUNT"
 UNSET = f"import os\nfor name in {OWN.split()}: os.environ.pop(name, None)\n"
 
 # The first cells of a notebook in a new process; a line "--- name" begins what a cell prints.
