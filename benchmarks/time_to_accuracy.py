@@ -183,6 +183,7 @@ def reach_part(runs: Runs) -> list[str]:
     return [
         "Within reach: of the first 64 prompts those that the policy solves in 1 to 7 of 8 completions "
         f"(`task.within_reach`). Sampling these takes about {512 * length:.0f} tokens before the run, not counted here."
+        " Its CPU seconds are with oneDNN's products, which the kit's other runs did not have yet."
     ]
 
 
