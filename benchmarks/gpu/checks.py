@@ -72,6 +72,7 @@ SWITCHES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "buffers whole": ({"UNSLOTH_DECODE_GRAPH_PREALLOC": "1"}, {}),  # graphs are captured once a call
     "4-bit products": ({four_bit.VARIABLE: "1"}, {}),  # the default below 1.5 TB/s; --only 4-bit times 0, too
     "decode graphs off": ({"UNSLOTH_DECODE_CUDA_GRAPHS": "0"}, {}),
+    "4-bit weights while sampling": ({}, {"in_16_bit": False}),
     "fast_sampling off": ({}, {"fast_sampling": False}),
     "layers compiled": ({"UNSLOTH_BLOCK_COMPILE": "1"}, {}),
 }
@@ -101,14 +102,18 @@ CHECKS = [
     *map(case, range(7, len(CASES))),
 ]
 RIGHT = [*CHECKS[:2], shape("qwen3-0.6b"), HYGIENE, shape("qwen3-4b"), case(0)]
-OTHERS = [("qwen3-1.7b", 8), ("qwen3-4b", 16), ("qwen3-1.7b", 16)]
 TIME = [
     shape("qwen3-4b"),
-    *(profiled(timed(trainer)) for trainer in (UNSLOTH, KIT)),
-    *(profiled(timed(KIT, switch=switch)) for switch in SWITCHES if switch),
-    timed(KIT, again=True),
+    timed(UNSLOTH),
+    profiled(timed(KIT)),
+    profiled(timed(KIT, switch="4-bit weights while sampling")),
+    timed(KIT, switch="fast_sampling off"),
+    *(timed(trainer, again=True) for trainer in (UNSLOTH, KIT)),
+    *(timed(trainer, k=16) for trainer in (KIT, UNSLOTH)),
+    *(timed(KIT, switch=switch) for switch in ("4-bit products", "nothing recomputed", "buffers whole")),
+    *(timed(KIT, switch=switch) for switch in ("decode graphs off", "layers compiled")),
     shape("qwen3-1.7b"),
-    *(timed(trainer, *other) for other in OTHERS for trainer in (UNSLOTH, KIT)),
+    *(timed(trainer, "qwen3-1.7b", k) for k in (8, 16) for trainer in (UNSLOTH, KIT)),
 ]
 
 

@@ -124,15 +124,15 @@ def case(place: Place, shape: str, k: int, groups: int, tokens: int, micro: int)
     tokens, prompt = (work.REHEARSAL_TOKENS, 32) if place.is_rehearsal else (tokens, 256)
     policy, data = rloo_kit.load_policy(place.scratch / shape), work.dataset(prompt)
     config = rloo_kit.RLOOConfig(**work.settings(str(place.scratch / "run"), k, groups, micro, tokens))
-    trainer = rloo_kit.RLOOTrainer(policy, work.every_other, config, data)
-    work.at_full_length(trainer, tokens)
     longest = max(len(ids) for ids in policy.tokenize(data["prompt"]))
     plan = rloo_kit.plan(policy, config, prompt_tokens=longest)
     if plan.fits == "does not fit":
         return {"does not fit by the plan, which needs, GiB": Figure(plan.peak_bytes / 2**30)}
-    trainer.memory = Meter()
     if not place.is_rehearsal:
         limit_torch(plan.peak_bytes - CUDA_CONTEXT_BYTES)
+    trainer = rloo_kit.RLOOTrainer(policy, work.every_other, config, data)
+    work.at_full_length(trainer, tokens)
+    trainer.memory = Meter()
     trainer.train()
     compared = plan.compare(trainer)
     sampled = max(entry.get("completions/max_length", 0.0) for entry in trainer.state.log_history)

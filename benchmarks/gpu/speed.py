@@ -38,6 +38,7 @@ def run(
     steps: int = 1,
     label: str = "",
     loading: dict[str, Any] | None = None,
+    in_16_bit: bool = True,
     profiled: bool = False,
     **config: Any,
 ) -> dict[str, Figure]:
@@ -47,6 +48,8 @@ def run(
     if place.is_rehearsal:
         tokens, k = work.REHEARSAL_TOKENS, min(k, K)
     timed = trainer_of(place, trainer, tokens, shape, k, loading or {}, **{"max_steps": 1 + steps, **config})
+    if trainer == KIT and not in_16_bit:
+        timed._in_16_bit = False
     torch.cuda.empty_cache()
     reset_peak("cuda")
     meter, peaks = Meter(timed), list[int]()

@@ -99,6 +99,15 @@ class Plan:
         return self.totals[self.peak_phase]
 
     @property
+    def in_16_bit_bytes(self) -> int:
+        """What 4-bit weights take in 16 bit, beside themselves, while completions are sampled; 0 without room for it."""
+        s, copies = self.settings, 2 * self.model.checkpoint.linear_parameters
+        if not (s.four_bit and s.on_gpu and s.vllm_bytes is None):
+            return 0
+        needed = self.totals["generate"] + copies + self.estimated_bytes // 2
+        return copies if needed <= self.device.usable_bytes else 0
+
+    @property
     def estimated_bytes(self) -> int:
         """Of the peak, what has no formula; on a GPU also a layer's activations, beside which kernels allocate."""
         unsure = ESTIMATED | ({LAYER} if self.settings.on_gpu else set())

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from rloo_kit.errors import NonFiniteError
 from rloo_kit.memory import out_of_memory
 from rloo_kit.memory.formulas import DRAWN_AT_ONCE
-from rloo_kit.policy import cpu_products
+from rloo_kit.policy import cpu_products, sampling_weights
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -221,7 +221,8 @@ class SlicedGenerate:
 
     Where memory runs out in a slice and it ``halves``, ``at_once`` becomes half of that slice, for good, and its rows
     are sampled anew.  Long completions are what did not fit, so that favours shorter ones slightly, once in a run.
-    ``fast`` draws with the kit's own loop on a CPU.
+    ``fast`` draws with the kit's own loop on a CPU.  ``in_16_bit`` holds 4-bit weights so (:mod:`.sampling_weights`),
+    and is given up first.
     """
 
     def __init__(
@@ -232,11 +233,13 @@ class SlicedGenerate:
         *,
         fast: bool = True,
         halves: bool = True,
+        in_16_bit: bool = False,
         budget: Budget | None = None,
     ) -> None:
         from transformers import LogitsProcessorList
 
         self.model, self.at_once, self.pad_id, self.fast, self.halves = model, at_once, pad_id, fast, halves
+        self.in_16_bit = in_16_bit
         self._budget = {"logits_processor": LogitsProcessorList([budget])} if budget else {}
         self._generate = model.generate  # as it is now: the trainer puts this object in its place
 
@@ -253,13 +256,21 @@ class SlicedGenerate:
             width = max(lengths[row] for row in rows)
             ids, mask = input_ids[rows, -width:], attention_mask[rows, -width:]
             try:
-                with one_prefill_a_prompt(self.model, ids, mask) if self.fast else nullcontext():
+                whole = self.in_16_bit and sampling_weights.is_worth_it(len(rows))
+                with (
+                    sampling_weights.in_16_bit(self.model) if whole else nullcontext(),
+                    one_prefill_a_prompt(self.model, ids, mask) if self.fast else nullcontext(),
+                ):
                     texts = self._generate(input_ids=ids, attention_mask=mask, **how)
             except (RuntimeError, MemoryError) as error:
-                if len(rows) == 1 or not self.halves or not out_of_memory.is_out_of_memory(error):
+                gives_up = whole or (self.halves and len(rows) > 1)
+                if not gives_up or not out_of_memory.is_out_of_memory(error):
                     raise
                 _recover(self.model, training)
                 out_of_memory.let_go(error)
+                if whole:
+                    self.in_16_bit = False
+                    continue
                 self.at_once = -(-len(rows) // 2)
                 waiting = packed(itertools.chain(*waiting), lengths, self.at_once)
             else:

@@ -47,6 +47,7 @@ class RolloutTrainer(ResumableTrainer):
         super()._start_afresh()
         self._unscored: Counter[str] = Counter()
         self._at_most: int | None = None  # rows sampled at once, since memory ran out
+        self._in_16_bit = True  # until memory runs out with 4-bit weights in 16 bit
         self._budget = thinking.budget_of(self._tokenizer)
         if self._budget and not self._samples_itself:
             what = "a thinking budget needs completions that the policy itself samples"
@@ -154,6 +155,7 @@ class RolloutTrainer(ResumableTrainer):
         model, bound, patched = self.model, self.model.generate, "generate" in vars(self.model)
         fast = self.args.fast_sampling and not self.args.generation_kwargs
         how: Any = {"fast": fast, "halves": not self._sharded, "budget": self._budget}
+        how["in_16_bit"] = fast and self._in_16_bit and bool(self.memory_plan.in_16_bit_bytes)
         sliced = SlicedGenerate(model, at_once, self._tokenizer.pad_token_id, **how)
         model.generate = sliced
         try:
@@ -164,6 +166,8 @@ class RolloutTrainer(ResumableTrainer):
                 model.generate = bound
             else:
                 del model.generate
+        if how["in_16_bit"]:
+            self._in_16_bit = sliced.in_16_bit
         if sliced.at_once < at_once:
             self._at_most = sliced.at_once
             what = f"Memory ran out with {at_once} completions sampled at once, step {self.state.global_step + 1}"
