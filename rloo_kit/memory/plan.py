@@ -14,7 +14,7 @@ from rloo_kit.memory.hardware import Device, device_of, speed_of, vllm_bytes, wh
 from rloo_kit.memory.plan_settings import Configured, Settings, settings_of
 from rloo_kit.memory.policy_tensors import Model, model_of
 from rloo_kit.models import CATALOGUE, FOR_CPU, PROJECTIONS
-from rloo_kit.session.import_order import import_unsloth
+from rloo_kit.session.import_order import FAST, import_unsloth
 from rloo_kit.session.output import GIB, scale_of, text_table
 
 if TYPE_CHECKING:
@@ -100,12 +100,17 @@ class Plan:
 
     @property
     def in_16_bit_bytes(self) -> int:
-        """What 4-bit weights take in 16 bit, beside themselves, while completions are sampled; 0 without room for it."""
-        s, copies = self.settings, 2 * self.model.checkpoint.linear_parameters
-        if not (s.four_bit and s.on_gpu and s.vllm_bytes is None):
-            return 0
-        needed = self.totals["generate"] + copies + self.estimated_bytes // 2
-        return copies if needed <= self.device.usable_bytes else 0
+        """What 4-bit weights take in 16 bit, beside themselves, while completions are sampled; 0 without room for it,
+        which is the first to go where memory runs out, so that the peak leaves it out."""
+        s, size = self.settings, 2 * self.model.checkpoint.linear_parameters
+        needed = self.totals.get("generate", self.device.usable_bytes) + size + self.estimated_bytes // 2
+        return size if s.four_bit and s.on_gpu and needed <= self.device.usable_bytes else 0
+
+    @property
+    def _held_in_16_bit(self) -> int:
+        bandwidth, _ = speed_of(self.device) or (0.0, 0.0)
+        fused = duration.multiplies_4_bit(self.sampled_rows, bandwidth <= FAST)
+        return 0 if fused else self.in_16_bit_bytes
 
     @property
     def estimated_bytes(self) -> int:
@@ -148,13 +153,15 @@ class Plan:
             return {}
         sampled = replace(self.settings, generation_rows=self.sampled_rows)
         free = self.device.usable_bytes - self.totals["load"]
-        return duration.Seconds(self.model, sampled, *speed).of_run(free)
+        return duration.Seconds(self.model, sampled, *speed, bool(self._held_in_16_bit)).of_run(free)
 
     def compare(self, trainer: RLOOTrainer) -> Measured:
         """The plan of each phase beside its measured peak, after a step at least; a CPU measures none."""
         from rloo_kit.memory.meter import compare
 
-        return compare(self.phases, trainer.memory.peaks)
+        held = {"weights in 16 bit": self._held_in_16_bit}
+        phases = {name: parts | held if name == "generate" else parts for name, parts in self.phases.items()}
+        return compare(phases, trainer.memory.peaks)
 
     @property
     def takes(self) -> str:
@@ -180,6 +187,8 @@ class Plan:
             yield f"{offloaded / GIB:.2f} GiB of activations go to the computer's own memory"
         if self.sliced:
             yield self.sliced
+        if held := self._held_in_16_bit:
+            yield f"{held / GIB:.2f} GiB more hold the weights in 16 bit while completions are sampled, for speed"
         if s.vllm_bytes is not None:
             taken = f"takes {s.vllm_bytes / GIB:.2f} GiB" if s.vllm_bytes else "sleeps while the policy trains"
             yield f"vLLM {taken}, which leaves {self.device.usable_bytes / GIB:.2f} GiB; never measured"

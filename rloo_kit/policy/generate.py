@@ -222,7 +222,7 @@ class SlicedGenerate:
     Where memory runs out in a slice and it ``halves``, ``at_once`` becomes half of that slice, for good, and its rows
     are sampled anew.  Long completions are what did not fit, so that favours shorter ones slightly, once in a run.
     ``fast`` draws with the kit's own loop on a CPU.  ``in_16_bit`` holds 4-bit weights so (:mod:`.sampling_weights`),
-    and is given up first.
+    and is what goes first.
     """
 
     def __init__(
@@ -256,23 +256,23 @@ class SlicedGenerate:
             width = max(lengths[row] for row in rows)
             ids, mask = input_ids[rows, -width:], attention_mask[rows, -width:]
             try:
-                whole = self.in_16_bit and sampling_weights.is_worth_it(len(rows))
+                held = self.in_16_bit and sampling_weights.are_worth_it(len(rows))
                 with (
-                    sampling_weights.in_16_bit(self.model) if whole else nullcontext(),
+                    sampling_weights.in_16_bit(self.model) if held else nullcontext(),
                     one_prefill_a_prompt(self.model, ids, mask) if self.fast else nullcontext(),
                 ):
                     texts = self._generate(input_ids=ids, attention_mask=mask, **how)
             except (RuntimeError, MemoryError) as error:
-                gives_up = whole or (self.halves and len(rows) > 1)
-                if not gives_up or not out_of_memory.is_out_of_memory(error):
+                halves = self.halves and len(rows) > 1
+                if not (held or halves) or not out_of_memory.is_out_of_memory(error):
                     raise
                 _recover(self.model, training)
                 out_of_memory.let_go(error)
-                if whole:
+                if held:
                     self.in_16_bit = False
-                    continue
-                self.at_once = -(-len(rows) // 2)
-                waiting = packed(itertools.chain(*waiting), lengths, self.at_once)
+                else:
+                    self.at_once = -(-len(rows) // 2)
+                    waiting = packed(itertools.chain(*waiting), lengths, self.at_once)
             else:
                 completions |= zip(rows, texts[:, width:], strict=True)
                 waiting = waiting[1:]

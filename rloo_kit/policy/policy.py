@@ -16,7 +16,7 @@ from rloo_kit.argument_types import Count, Natural, PositiveShare, Seed, Share, 
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
 from rloo_kit.models import END_OF_TEXT, END_OF_TURN, PADS, Checkpoint, lasting_name
-from rloo_kit.policy import cpu_products, resolve, save
+from rloo_kit.policy import cpu_products, resolve, sampling_weights, save
 from rloo_kit.policy.generate import SlicedGenerate, decode_graphs, head_in_one_product
 from rloo_kit.policy.thinking import budget_of, check_thinking, setting_of
 from rloo_kit.session import output
@@ -169,7 +169,8 @@ class Policy:
         out: list[Completion] = []
         with _sampling(self.model, seed):
             pad_id, budget = self.tokenizer.pad_token_id, budget_of(self.tokenizer)
-            sliced = SlicedGenerate(self.model, batch_size, pad_id, budget=budget)
+            fits = 0 < sampling_weights.bytes_in_16_bit(self.model) <= self._free_bytes() // 4
+            sliced = SlicedGenerate(self.model, batch_size, pad_id, in_16_bit=fits, budget=budget)
             for start in range(0, len(jobs), batch_size):
                 out += self._generate_batch(jobs[start : start + batch_size], how, sliced)
                 if progress is not None:
@@ -200,8 +201,10 @@ class Policy:
         """Rows of that many tokens whose key-value cache takes half of the free memory; at most 64, on a CPU 32."""
         if self.device.type != "cuda":
             return 32  # at vocabulary 151,936 the logits of more rows pass a gigabyte
-        free = hardware.cuda_bytes_within_reach()
-        return max(1, min(64, free // 2 // (self.checkpoint.kv_bytes_per_token * tokens)))
+        return max(1, min(64, self._free_bytes() // 2 // (self.checkpoint.kv_bytes_per_token * tokens)))
+
+    def _free_bytes(self) -> int:
+        return hardware.cuda_bytes_within_reach() if self.device.type == "cuda" else 0
 
     save, save_merged, save_gguf = save.save, save.save_merged, save.save_gguf
 

@@ -30,6 +30,21 @@ for name, variable, in_order in (("neither", "0", False), ("both", "1", True)):
     kernels._BNB_GEMM_4BIT, kernels._BNB_GEMM_4BIT_DTYPES = None, (torch.float16,)
     made = policy.generate(prompts, greedy=True, max_new_tokens=4)
     found[name] = [[list(c.ids) for c in made], bool(calls), all(products)]
+made, dequantize = [], kernels.fast_dequantize
+def counted(weight, state=None, *args, **how):
+    made.append(1) if state is not None else None
+    return dequantize(weight, state, *args, **how)
+kernels.fast_dequantize = counted
+own = [(layer, layer._parameters.get("weight")) for layer in policy.model.modules()]
+quantised = [(layer, weight) for layer, weight in own if getattr(weight, "quant_state", None) is not None]
+os.environ["UNSLOTH_BNB_GEMM_4BIT"] = "0"
+kernels._BNB_GEMM_4BIT_DEVICE.clear()
+kernels._BNB_GEMM_4BIT = None
+for name, fits in (("made", False), ("held", True)):
+    module.sampling_weights.bytes_in_16_bit = lambda model: 1 if fits else 0
+    made.clear()
+    ids = [list(c.ids) for c in policy.generate(prompts, n=3, greedy=True, max_new_tokens=4)]
+    found[name] = [ids, len(made) / len(quantised), all(layer.weight is weight for layer, weight in quantised)]
 policy.tokenizer.chat_template = "{#- thinking_budget=2 -#}" + policy.tokenizer.chat_template
 from unsloth.models import _decode_graphs
 by_graphs = []
@@ -51,3 +66,6 @@ def test_with_and_without_the_switches_the_most_probable_tokens_are_the_same(scr
         assert budgeted == [*free[:3], 151668], "unsloth's generate closes the thought after two tokens"
         assert free[0] == 151667 != free[3] - 1
     assert found["by graphs"] == [True, False]
+    assert found["held"][0] == found["made"][0]
+    # At the prompt and after each of three tokens; once.
+    assert [found[name][1:] for name in ("made", "held")] == [[4, True], [1, True]], "matrices made in 16 bit, of each"

@@ -44,6 +44,24 @@ def test_as_many_are_sampled_at_once_as_fit_and_no_more(rows: int) -> None:
     assert all(planned(size, just_enough).fits != "fits" for size in more)
 
 
+@pytest.mark.parametrize(
+    ("card", "rows", "is_held"),
+    [("rtx 4090", 32, True), ("rtx 3060 12GB", 32, False), ("rtx 4090", 16, False), ("rtx 5090", 8, True)],
+)
+def test_weights_are_sampled_with_in_16_bit_where_there_is_room_and_no_kernel_for_4_bit(
+    card: str, rows: int, is_held: bool
+) -> None:
+    config = SimpleNamespace(num_generations=8, **batch_sizes(8, rows, rows))
+    planned = rloo_kit.plan("qwen3-4b", config, card)
+    assert ("GiB more hold the weights in 16 bit while" in str(planned)) == is_held
+    tensors = planned.totals["generate"] - sum(
+        planned.phases["generate"][part] for part in ("context", "fragmentation")
+    )
+    held = 2 * CATALOGUE["qwen3-4b"].linear_parameters * is_held
+    nothing = SimpleNamespace(memory=SimpleNamespace(peaks={}))
+    assert planned.compare(nothing)["generate"][0] == tensors + held
+
+
 WHOLE = {**vars(LARGE), "per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
 """Nothing is accumulated, so that TRL's default of steps_per_generation follows what is advised."""
 

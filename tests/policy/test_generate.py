@@ -2,13 +2,15 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
 from rloo_kit.errors import NonFiniteError
-from rloo_kit.policy import generate
+from rloo_kit.policy import generate, sampling_weights
 from rloo_kit.policy.generate import BLOCK, SlicedGenerate, decode, draw
 
 
@@ -205,10 +207,10 @@ RAN_OUT = torch.OutOfMemoryError("CUDA out of memory.")
 LONG, SHORT = [1, 2, 3], [4]
 
 
-def sampled(model: Short, prompts: list[list[int]], at_once: int) -> tuple[torch.Tensor, SlicedGenerate]:
+def sampled(model: Short, prompts: list[list[int]], at_once: int, **how: Any) -> tuple[torch.Tensor, SlicedGenerate]:
     width = max(map(len, prompts))
     ids = torch.tensor([[NOTHING] * (width - len(prompt)) + prompt for prompt in prompts])
-    sliced = SlicedGenerate(model, at_once, NOTHING, fast=False)
+    sliced = SlicedGenerate(model, at_once, NOTHING, fast=False, **how)
     return sliced(input_ids=ids, attention_mask=(ids != NOTHING).long())[:, width:], sliced
 
 
@@ -218,6 +220,21 @@ def test_where_memory_runs_out_a_slice_is_halved_for_good_and_sampled_anew() -> 
     assert completions.tolist() == [[4] * 3] * 8 + [[3] * 3] * 4, "each row has its own"
     assert (sliced.at_once, model.training) == (3, True)
     assert model.sizes == [(12, 3), (6, 3), (3, 3), (3, 3), (3, 1), (3, 1)], "rows and width, the longest first"
+
+
+def test_weights_in_16_bit_go_before_rows_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, held = Short(10, RAN_OUT), list[int]()
+
+    @contextmanager
+    def in_16_bit(of: Short) -> Iterator[None]:
+        held.append(len(of.sizes))
+        yield
+
+    monkeypatch.setattr(sampling_weights, "in_16_bit", in_16_bit)
+    completions, sliced = sampled(model, [SHORT] * 20, at_once=20, in_16_bit=True)
+    assert completions.tolist() == [[4] * 3] * 20
+    assert [rows for rows, _ in model.sizes] == [20, 20, 10, 10]
+    assert (held, sliced.in_16_bit) == ([0], False), "in the first attempt alone"
 
 
 def test_one_row_that_does_not_fit_is_the_error_itself_and_another_error_passes_at_once() -> None:
