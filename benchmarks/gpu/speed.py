@@ -48,8 +48,6 @@ def run(
     if place.is_rehearsal:
         tokens, k = work.REHEARSAL_TOKENS, min(k, K)
     timed = trainer_of(place, trainer, tokens, shape, k, loading or {}, **{"max_steps": 1 + steps, **config})
-    if trainer == KIT and not in_16_bit:
-        timed._in_16_bit = False
     torch.cuda.empty_cache()
     reset_peak("cuda")
     meter, peaks = Meter(timed), list[int]()
@@ -58,7 +56,11 @@ def run(
         meter.end_step()
         peaks.append(peak_bytes("cuda"))
 
-    work.listen(timed, on_train_begin=meter.begin, on_step_end=end_step)
+    def begin() -> None:
+        timed._in_16_bit = in_16_bit  # train() sets it anew
+        meter.begin()
+
+    work.listen(timed, on_train_begin=begin, on_step_end=end_step)
     timed.train()
     counted = meter.steps[1:]
     every = [step.total.wall_seconds for step in counted]

@@ -1,4 +1,4 @@
-"""On a GPU with room for it: 4-bit weights are held in 16 bit while completions are sampled.
+"""Hold 4-bit weights in 16 bit while completions are sampled, on a GPU with room for it.
 
 Works around: for each token of more than a few rows unsloth makes every 4-bit matrix in 16 bit and multiplies with it
 (kernels/utils.py, ``fast_linear_forward``), which moves nine times the bytes of the 4-bit matrix.  Made once a batch
