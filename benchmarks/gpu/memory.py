@@ -134,7 +134,7 @@ def case(place: Place, shape: str, k: int, groups: int, tokens: int, micro: int)
     work.at_full_length(trainer, tokens)
     trainer.memory = Meter()
     trainer.train()
-    compared = plan.compare(trainer)
+    compared = trainer.memory_plan.compare(trainer)
     sampled = max(entry.get("completions/max_length", 0.0) for entry in trainer.state.log_history)
     found = {
         "every phase was measured": Figure(all(seen for _, seen in compared.values())),

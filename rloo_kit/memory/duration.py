@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rloo_kit.session.import_order import FAST
-
 if TYPE_CHECKING:
     from rloo_kit.memory.plan_settings import Settings
     from rloo_kit.memory.policy_tensors import Model
@@ -19,34 +17,33 @@ BANDWIDTH_SHARE, PEAK_SHARE = 0.5, 0.3
 # Qwen3-4B's shape on an H100, took as long as with 13.
 LAUNCH_SECONDS = (5e-6, 15e-6)
 DISK = (2e9, 0.15e9)  # bytes a second that weights are read with: a solid-state disk on PCIe, a hard disk
-# Up to so many rows are multiplied with 4-bit weights: by unsloth on some GPUs (``_GEMV_ROWS_BY_ARCH``), and by
-# bitsandbytes where UNSLOTH_BNB_GEMM_4BIT is set (``_BNB_GEMM_4BIT_MAX_ROWS``).
-GEMV_ROWS, FUSED_ROWS = 4, 16
 
 Range = tuple[float, float]
 Work = tuple[float, float, float]  # bytes moved, operations, kernels launched
 
 
-def multiplies_4_bit(rows: int, fused: bool) -> bool:
-    """Whether so many rows are multiplied with 4-bit weights as they are, and not in 16 bit."""
-    return rows <= (FUSED_ROWS if fused else GEMV_ROWS)
-
-
 class Seconds:
-    """Of a model under settings on a GPU of some bandwidth, in bytes a second, and peak, in operations a second;
-    ``in_16_bit`` where 4-bit weights are held so while completions are sampled."""
+    """Of a model under settings on a GPU of some bandwidth, in bytes a second, and peak, in operations a second.
+    Up to ``four_bit_rows`` are multiplied with 4-bit weights; more, with ones held in 16 bit, where they are."""
 
     def __init__(
-        self, model: Model, settings: Settings, bandwidth: float, peak: float, in_16_bit: bool = False
+        self,
+        model: Model,
+        settings: Settings,
+        bandwidth: float,
+        peak: float,
+        four_bit_rows: int = 16,
+        in_16_bit: bool = False,
     ) -> None:
         self.model, self.settings, self.bandwidth, self.peak = model, settings, bandwidth, peak
-        self.in_16_bit = in_16_bit
         self.shape = shape = model.checkpoint
         self.head, self.lora = shape.vocabulary * shape.hidden_size, sum(model.lora_sizes)
         self.dense = shape.linear_parameters + self.lora
         # A matrix in 16 bit is read as it is, or its 4 bits are, and what is made of them is written and read.
         dequantised = model.linear_bytes + 2 * 2 * shape.linear_parameters
         self.weights = dequantised if settings.four_bit else 2 * self.dense
+        self.four_bit_rows = four_bit_rows
+        self.held = 2 * shape.linear_parameters if in_16_bit else self.weights
         self.pairs = 4 * shape.heads * shape.head_dim * shape.layers  # operations of a token and one before
 
     def of_run(self, free_bytes: int) -> dict[str, Range]:
@@ -92,8 +89,7 @@ class Seconds:
         cached, groups = s.prompt_tokens + tokens / 2, shape.heads // shape.kv_heads
         # Prompts of unlike length are masked, for which unsloth copies keys and values for every head.
         copies = 1 + 2 * groups if padded and groups > 1 else 1
-        whole = 2 * self.dense if self.in_16_bit else self.weights
-        read = self.model.linear_bytes if multiplies_4_bit(rows, self.bandwidth <= FAST) else whole
+        read = self.model.linear_bytes if rows <= self.four_bit_rows else self.held
         moved = read + 2 * (self.lora + self.head) + rows * cached * copies * shape.kv_bytes_per_token
         flops = rows * (2 * (self.dense + self.head) + self.pairs * cached)
         decoded, kernels = n * (tokens - 1), 38 * shape.layers

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import difflib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError
+from rloo_kit.session.import_order import FAST, FUSED_4BIT
 from rloo_kit.session.output import GIB, MIB
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class Device:
     name: str
     usable_bytes: int
     on_gpu: bool = True
+    is_here: bool = False
 
 
 def device_of(card: str | float | Device | None = None) -> Device:
@@ -113,7 +116,16 @@ def _this_machine() -> Device:
         return Device("this CPU", int(psutil.virtual_memory().available + own), on_gpu=False)
     # Asking creates a CUDA context.  The plan counts it too, so it is added back.
     usable = cuda_bytes_within_reach() + torch.cuda.memory_allocated() + CUDA_CONTEXT_BYTES
-    return Device(torch.cuda.get_device_name(), int(usable))
+    return Device(torch.cuda.get_device_name(), int(usable), is_here=True)
+
+
+def four_bit_rows(device: Device | None = None) -> int:
+    """Up to so many rows are multiplied with 4-bit weights, and not in 16 bit, as :mod:`rloo_kit.session.import_order`
+    sets it up: unsloth does so on some GPUs (``_GEMV_ROWS_BY_ARCH``), bitsandbytes where UNSLOTH_BNB_GEMM_4BIT is set
+    (``_BNB_GEMM_4BIT_MAX_ROWS``).  None is this machine."""
+    bandwidth, _ = (device and speed_of(device)) or (0.0, 0.0)
+    fused = os.environ.get(FUSED_4BIT) == "1" if device is None or device.is_here else bandwidth <= FAST
+    return 16 if fused else 4
 
 
 def vllm_bytes(

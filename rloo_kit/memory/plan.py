@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from rloo_kit.memory import duration, policy_tensors
 from rloo_kit.memory.formulas import ESTIMATED, LAYER, PARTS, Parts, Step
-from rloo_kit.memory.hardware import Device, device_of, speed_of, vllm_bytes, where_computed
+from rloo_kit.memory.hardware import Device, device_of, four_bit_rows, speed_of, vllm_bytes, where_computed
 from rloo_kit.memory.plan_settings import Configured, Settings, settings_of
 from rloo_kit.memory.policy_tensors import Model, model_of
 from rloo_kit.models import CATALOGUE, FOR_CPU, PROJECTIONS
-from rloo_kit.session.import_order import FAST, import_unsloth
+from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import GIB, scale_of, text_table
 
 if TYPE_CHECKING:
@@ -100,17 +100,13 @@ class Plan:
 
     @property
     def in_16_bit_bytes(self) -> int:
-        """What 4-bit weights take in 16 bit, beside themselves, while completions are sampled; 0 without room for it,
-        which is the first to go where memory runs out, so that the peak leaves it out."""
+        """What 4-bit weights take in 16 bit, beside themselves, while completions are sampled.  0 where they are not
+        held so: there is no room, or so few rows are multiplied with 4-bit weights.  The peak leaves it out: where
+        memory runs out, it is the first to go."""
         s, size = self.settings, 2 * self.model.checkpoint.linear_parameters
         needed = self.totals.get("generate", self.device.usable_bytes) + size + self.estimated_bytes // 2
-        return size if s.four_bit and s.on_gpu and needed <= self.device.usable_bytes else 0
-
-    @property
-    def _held_in_16_bit(self) -> int:
-        bandwidth, _ = speed_of(self.device) or (0.0, 0.0)
-        fused = duration.multiplies_4_bit(self.sampled_rows, bandwidth <= FAST)
-        return 0 if fused else self.in_16_bit_bytes
+        is_asked = s.four_bit and s.on_gpu and s.fast_sampling and self.sampled_rows > four_bit_rows(self.device)
+        return size if is_asked and needed <= self.device.usable_bytes else 0
 
     @property
     def estimated_bytes(self) -> int:
@@ -153,13 +149,14 @@ class Plan:
             return {}
         sampled = replace(self.settings, generation_rows=self.sampled_rows)
         free = self.device.usable_bytes - self.totals["load"]
-        return duration.Seconds(self.model, sampled, *speed, bool(self._held_in_16_bit)).of_run(free)
+        decoding = four_bit_rows(self.device), bool(self.in_16_bit_bytes)
+        return duration.Seconds(self.model, sampled, *speed, *decoding).of_run(free)
 
     def compare(self, trainer: RLOOTrainer) -> Measured:
         """The plan of each phase beside its measured peak, after a step at least; a CPU measures none."""
         from rloo_kit.memory.meter import compare
 
-        held = {"weights in 16 bit": self._held_in_16_bit}
+        held = {"weights in 16 bit": self.in_16_bit_bytes}
         phases = {name: parts | held if name == "generate" else parts for name, parts in self.phases.items()}
         return compare(phases, trainer.memory.peaks)
 
@@ -187,7 +184,7 @@ class Plan:
             yield f"{offloaded / GIB:.2f} GiB of activations go to the computer's own memory"
         if self.sliced:
             yield self.sliced
-        if held := self._held_in_16_bit:
+        if held := self.in_16_bit_bytes:
             yield f"{held / GIB:.2f} GiB more hold the weights in 16 bit while completions are sampled, for speed"
         if s.vllm_bytes is not None:
             taken = f"takes {s.vllm_bytes / GIB:.2f} GiB" if s.vllm_bytes else "sleeps while the policy trains"

@@ -59,6 +59,7 @@ class Configured:
     kl_placement: str = "reward"
     normalize_advantages: bool = False
     single_pass: bool = True
+    fast_sampling: bool = True
     optim: str = "adamw_torch_fused"
 
 
@@ -160,6 +161,8 @@ def settings_of(
         samples = given.get("num_generations_eval", chosen["num_generations"])
         asked = {"n": eval_rows, "samples": samples, "batch_size": given.get("per_device_eval_batch_size")}
         evaluations.append((int(times), asked))
-    sampling = IDLE | given | given.get("generation_kwargs", {})
+    further = given.get("generation_kwargs", {})
+    chosen["fast_sampling"] &= not further and not given.get("use_transformers_continuous_batching", False)
+    sampling = IDLE | given | further
     processors = tuple(name for name in PROCESSORS if sampling[name] != IDLE[name])
     return Settings(**chosen, processors=processors, evaluations=tuple(evaluations))

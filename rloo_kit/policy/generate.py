@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from rloo_kit.errors import NonFiniteError
 from rloo_kit.memory import out_of_memory
 from rloo_kit.memory.formulas import DRAWN_AT_ONCE
+from rloo_kit.memory.hardware import four_bit_rows
 from rloo_kit.policy import cpu_products, sampling_weights
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ class SlicedGenerate:
             width = max(lengths[row] for row in rows)
             ids, mask = input_ids[rows, -width:], attention_mask[rows, -width:]
             try:
-                held = self.in_16_bit and sampling_weights.are_worth_it(len(rows))
+                held = self.in_16_bit and len(rows) > four_bit_rows()
                 with (
                     sampling_weights.in_16_bit(self.model) if held else nullcontext(),
                     one_prefill_a_prompt(self.model, ids, mask) if self.fast else nullcontext(),

@@ -7,24 +7,16 @@ the values are the same, and a token moves four times those bytes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from rloo_kit.memory.duration import multiplies_4_bit
-from rloo_kit.session.import_order import FUSED_4BIT
-
-
-def are_worth_it(rows: int) -> bool:
-    """Whether unsloth would make 16-bit matrices for each token of so many rows."""
-    return not multiplies_4_bit(rows, fused=os.environ.get(FUSED_4BIT) == "1")
-
 
 def bytes_in_16_bit(model: torch.nn.Module) -> int:
-    return sum(2 * weight.quant_state.shape.numel() for _, weight in _in_4_bit(model))
+    states = [weight.quant_state for _, weight in _in_4_bit(model)]
+    return sum(state.dtype.itemsize * state.shape.numel() for state in states)
 
 
 @contextmanager

@@ -153,9 +153,9 @@ class RolloutTrainer(ResumableTrainer):
         if not self._sharded or self.args.generation_rows:  # the plan knows one process's free memory alone
             at_once = min(at_once, self.memory_plan.rows_at_once(rows))
         model, bound, patched = self.model, self.model.generate, "generate" in vars(self.model)
-        fast = self.args.fast_sampling and not self.args.generation_kwargs
+        fast = self.memory_plan.settings.fast_sampling
         how: Any = {"fast": fast, "halves": not self._sharded, "budget": self._budget}
-        how["in_16_bit"] = fast and self._in_16_bit and bool(self.memory_plan.in_16_bit_bytes)
+        how["in_16_bit"] = self._in_16_bit and not self._sharded and self.memory_plan.in_16_bit_bytes > 0
         sliced = SlicedGenerate(model, at_once, self._tokenizer.pad_token_id, **how)
         model.generate = sliced
         try:
@@ -166,8 +166,10 @@ class RolloutTrainer(ResumableTrainer):
                 model.generate = bound
             else:
                 del model.generate
-        if how["in_16_bit"]:
-            self._in_16_bit = sliced.in_16_bit
+        if how["in_16_bit"] and not sliced.in_16_bit:
+            self._in_16_bit = False
+            what = f"Memory ran out with 4-bit weights held in 16 bit, step {self.state.global_step + 1}"
+            output.warn(f"{what}: from here on they are not, and sampling takes longer", main_alone=False)
         if sliced.at_once < at_once:
             self._at_most = sliced.at_once
             what = f"Memory ran out with {at_once} completions sampled at once, step {self.state.global_step + 1}"

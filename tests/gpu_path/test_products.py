@@ -45,6 +45,17 @@ for name, fits in (("made", False), ("held", True)):
     made.clear()
     ids = [list(c.ids) for c in policy.generate(prompts, n=3, greedy=True, max_new_tokens=4)]
     found[name] = [ids, len(made) / len(quantised), all(layer.weight is weight for layer, weight in quantised)]
+partial = rloo_kit.load_policy("tiny", seed=0, target_modules=["q_proj", "v_proj"])
+found["partial"] = []
+for fits in (False, True):
+    module.sampling_weights.bytes_in_16_bit = lambda model: 1 if fits else 0
+    found["partial"].append([list(c.ids) for c in partial.generate(prompts, n=3, greedy=True, max_new_tokens=4)])
+try:
+    with module.sampling_weights.in_16_bit(policy.model):
+        found["whole"] = {layer._parameters["weight"].dtype for layer, _ in quantised} == {policy.model.dtype}
+        raise KeyboardInterrupt
+except KeyboardInterrupt:
+    found["put back"] = all(layer.weight is weight for layer, weight in quantised)
 policy.tokenizer.chat_template = "{#- thinking_budget=2 -#}" + policy.tokenizer.chat_template
 from unsloth.models import _decode_graphs
 by_graphs = []
@@ -66,6 +77,9 @@ def test_with_and_without_the_switches_the_most_probable_tokens_are_the_same(scr
         assert budgeted == [*free[:3], 151668], "unsloth's generate closes the thought after two tokens"
         assert free[0] == 151667 != free[3] - 1
     assert found["by graphs"] == [True, False]
+    assert found["partial"][0] == found["partial"][1], "layers without a LoRA go through bitsandbytes' own module"
+    assert found["whole"], "in the policy's own type"
+    assert found["put back"], "whatever ends it"
     assert found["held"][0] == found["made"][0]
     # At the prompt and after each of three tokens; once.
     assert [found[name][1:] for name in ("made", "held")] == [[4, True], [1, True]], "matrices made in 16 bit, of each"

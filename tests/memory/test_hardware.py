@@ -35,7 +35,7 @@ def test_this_machines_card_has_what_is_free_and_what_the_process_holds(
     monkeypatch: pytest.MonkeyPatch, reserved: int, fraction: float, usable: float, why: str
 ) -> None:
     fake_cuda(monkeypatch, memory_reserved=reserved * GIB, get_per_process_memory_fraction=fraction)
-    assert device_of() == Device("a fake card", int(usable * GIB)), why
+    assert device_of() == Device("a fake card", int(usable * GIB), is_here=True), why
 
 
 def test_without_a_gpu_the_machines_own_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:

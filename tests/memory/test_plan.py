@@ -51,7 +51,7 @@ def test_as_many_are_sampled_at_once_as_fit_and_no_more(rows: int) -> None:
 def test_weights_are_sampled_with_in_16_bit_where_there_is_room_and_no_kernel_for_4_bit(
     card: str, rows: int, is_held: bool
 ) -> None:
-    config = SimpleNamespace(num_generations=8, **batch_sizes(8, rows, rows))
+    config = rloo_kit.RLOOConfig(num_generations=8, **batch_sizes(8, rows, rows))
     planned = rloo_kit.plan("qwen3-4b", config, card)
     assert ("GiB more hold the weights in 16 bit while" in str(planned)) == is_held
     tensors = planned.totals["generate"] - sum(
@@ -60,6 +60,9 @@ def test_weights_are_sampled_with_in_16_bit_where_there_is_room_and_no_kernel_fo
     held = 2 * CATALOGUE["qwen3-4b"].linear_parameters * is_held
     nothing = SimpleNamespace(memory=SimpleNamespace(peaks={}))
     assert planned.compare(nothing)["generate"][0] == tensors + held
+    for sampled in ({"fast_sampling": False}, {"generation_kwargs": {"num_beams": 2}}):
+        config = rloo_kit.RLOOConfig(num_generations=8, **batch_sizes(8, rows, rows), **sampled)
+        assert rloo_kit.plan("qwen3-4b", config, card).in_16_bit_bytes == 0, "by TRL's own sampling"
 
 
 WHOLE = {**vars(LARGE), "per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}

@@ -8,6 +8,7 @@ import torch
 import trl.trainer.rloo_trainer
 
 from rloo_kit.memory.hardware import Device
+from rloo_kit.memory.plan import Plan
 from rloo_kit.policy import generate
 from tests.policy.conftest import watched
 
@@ -66,6 +67,24 @@ def test_by_default_as_many_are_sampled_at_once_as_the_plan_says_fit(
     trainer.train()
     assert calls == [32] * 2
     assert "64 completions are sampled 32 at once, since all would not fit" in capsys.readouterr().out
+
+
+def test_where_memory_runs_out_weights_are_no_longer_held_in_16_bit(
+    make_trainer: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, tried = watched(policy.model, monkeypatch), list[int]()
+
+    def in_16_bit(model: Any) -> None:
+        tried.append(len(calls))
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(Plan, "in_16_bit_bytes", 1)
+    monkeypatch.setattr(generate, "four_bit_rows", lambda: 4)
+    monkeypatch.setattr(generate.sampling_weights, "in_16_bit", in_16_bit)
+    trainer = make_trainer(max_steps=2, **EIGHT)
+    with pytest.warns(UserWarning, match="ran out with 4-bit weights held in 16 bit, step 1: from here on"):
+        trainer.train()
+    assert (tried, calls) == ([0], [8, 8]), "once in a run"
 
 
 def test_where_memory_runs_out_the_run_goes_on_with_fewer_at_once(
