@@ -99,8 +99,9 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
         "beta": (0.0, "a function checks the answer; 0 in every measured run"),
         "temperature": (checkpoint.temperature, "the checkpoint's"),
         "save_steps": (save, "four checkpoints a run"),
-        "eval_steps": (save, "as often, with eval_strategy='steps' and an eval_dataset"),
     } | {name: (value, "given") for name, value in given.items()}
+    if given.get("eval_strategy") == "steps":  # without it unsloth prints that it is ignored
+        rows.setdefault("eval_steps", (save, "as often as checkpoints"))
     return [Reason(name, *row) for name, row in rows.items()]
 
 

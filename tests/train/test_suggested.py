@@ -83,6 +83,9 @@ def test_what_is_given_stays_and_is_called_given(given: dict[str, Any], policy: 
     assert {name for name, why in reasons(config).items() if why == "given"} == {*given, "output_dir"}
     with pytest.warns(FutureWarning, match="kl_coef is now beta"):
         assert rloo_kit.RLOOConfig.suggested(policy, task, kl_coef=0.2).beta == 0.2
+    evaluated = rloo_kit.RLOOConfig.suggested(policy, task, eval_strategy="steps")
+    assert evaluated.eval_steps == evaluated.save_steps
+    assert "eval_steps" not in reasons(config)
 
 
 @pytest.mark.parametrize(
