@@ -105,7 +105,8 @@ def train(config: ConfigFile, set_: Settings = None, dry_run: DryRun = False, re
     """Train, from the start or from a checkpoint.
 
     Says before the first step whether the run fits.  With a section 'evaluate' it measures before and after, with
-    'save' it writes the adapter.  The configuration as it was run is kept in the run's folder.
+    'within_reach' it trains on problems that the policy solves sometimes, with 'save' it writes the adapter.  The
+    configuration as it was run is kept in the run's folder.
     """
     run = _assembled(config, set_, saves=True)
     output.say(f"\n{run.task.name}: {run.task.description}\n\n{run.plan()}\n")
@@ -114,6 +115,9 @@ def train(config: ConfigFile, set_: Settings = None, dry_run: DryRun = False, re
         output.say(f"{as_run}\n{run.first_prompt()}")
         return
     trainer = run.trainer()  # what it refuses is said before anything is measured
+    if run.config.within_reach is not None:
+        run = run.within_reach()
+        trainer = run.trainer()
     results = run.measured("before")
     trainer.train(resume_from_checkpoint=resume or None)
     if multi_process.is_main():

@@ -37,6 +37,7 @@ SECTIONS: dict[str, argument_types.Hint] = {
     "task": Annotated[dict[str, dict[str, Any]], Len(1, 1)],
     "rewards": Annotated[list[Any], Len(1)],
     "trainer": dict[str, Any],
+    "within_reach": dict[str, Any],
     "evaluate": dict[str, Any],
     "save": str,
 }
@@ -49,6 +50,7 @@ TASKS = ("addition", "arithmetic", "word_sums", "gsm8k", "from_file", "reasoning
 OF_THE_RUN = {"policy", "dataset", "reward_funcs", "reward_weights", "correct", "generate"}
 MEASURED = {*inspect.signature(evaluate).parameters, *SAMPLING} - OF_THE_RUN
 """What ``evaluate`` takes of a configuration."""
+REACHED = {*inspect.signature(tasks.within_reach).parameters, *SAMPLING} - {"dataset", "policy", "reward", "sampling"}
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Config:
     rewards: list[Any]  # as in reward_entries
     policy: dict[str, Any] = field(default_factory=dict)  # load_policy's arguments
     trainer: dict[str, Any] = field(default_factory=dict)  # RLOOConfig's, and "suggested"
+    within_reach: dict[str, Any] | None = None  # Task.within_reach's; None trains on all problems
     evaluate: dict[str, Any] | None = None  # what differs from training; None measures nothing
     save: str | None = None
     args: RLOOConfig = field(init=False)
@@ -136,8 +139,8 @@ def _check_entry(section: str, name: Any, value: Any) -> None:
         check_arguments(getattr(tasks, name), value, f"tasks.{name}")
     elif section == "rewards":
         reward_entries.check_entry(value)
-    elif section == "evaluate":
-        check_known(name, MEASURED, "evaluate takes no")
+    elif section in ("evaluate", "within_reach"):
+        check_known(name, MEASURED if section == "evaluate" else REACHED, f"{section} takes no")
     elif name == "suggested":
         argument_types.check({name: value}, {name: bool}, "trainer")
     else:

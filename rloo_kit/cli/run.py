@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,13 @@ class Run:
 
     def _tokens(self, prompts: Sequence[Any]) -> list[list[int]]:
         return self.policy.tokenize(prompts, **self.args.chat_template_kwargs or {})
+
+    def within_reach(self) -> Run:
+        """The run on the problems that the policy solves sometimes, sampled as in training."""
+        how = {"max_new_tokens": self.args.max_completion_length, "temperature": self.args.temperature}
+        asked = {**how, "chat_template_kwargs": self.args.chat_template_kwargs, **(self.config.within_reach or {})}
+        with self.config.at("within_reach"):
+            return replace(self, task=self.task.within_reach(self.policy, **asked))
 
     def trainer(self) -> RLOOTrainer:
         held_out = self.task.held_out if self.args.eval_strategy != "no" else None

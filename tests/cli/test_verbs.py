@@ -1,6 +1,7 @@
 """Every verb runs, and says what a notebook would."""
 
 import functools
+import json
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,18 @@ def test_what_is_evaluated_is_what_is_trained(command, folder, asked):
         assert as_trained.items() <= how.items(), "top_k is the evaluation's own"
 
 
+def test_a_run_trains_on_problems_within_reach_sampled_as_in_training(command, folder, asked):
+    reach = "within_reach={n_prompts: 4, n: 2, low: 0, high: 1}"
+    settings = (THINKING_OFF, reach, "trainer.save_strategy=steps")
+    result = command("train", "mine.yaml", *(word for one in settings for word in ("--set", one)))
+    assert result.exit_code == 0, result.stderr
+    assert "4 of 4 prompts" in result.output
+    as_trained = {"temperature": 1.0, "max_new_tokens": 8, "chat_template_kwargs": {"enable_thinking": False}}
+    assert as_trained.items() <= asked[0].items()
+    state = json.loads((folder / "run/checkpoint-1/trainer_state.json").read_text())
+    assert state["epoch"] == 2 / 4, "two prompts of four, not of sixteen"
+
+
 def test_greedy_evaluation_takes_the_template_and_the_weights_alone(command, folder, asked):
     result = command("evaluate", "mine.yaml", "-n", "1", "--set", THINKING_OFF, *WARM)
     assert result.exit_code == 0, result.stderr
@@ -90,6 +103,7 @@ LOW = ["rewards=[task.correct, {rewards.clipped: {reward: task.correct, low: 2}}
 REFUSED = {
     "a task too small": (SMALL, "takes 2 prompts and the dataset has 1", ""),
     "a reward's arguments": (LOW, "low must be below high", "Where: mine.yaml, rewards[1]"),
+    "what is within reach": (["within_reach={low: 2}"], "low must be", "Where: mine.yaml, within_reach"),
     "a reward's file": (["rewards=[broken.py:it]"], "cannot be run: ModuleNotFoundError", "broken.py"),
     "a file as adapter": (["save=mine.py"], "a file or a device is there", "Where: mine.yaml, save"),
     "the run as adapter": (["save=run"], "writes its checkpoints into", "Where: mine.yaml, save"),
