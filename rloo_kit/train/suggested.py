@@ -81,7 +81,7 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
     fits = f"the largest that fits {place}"
     if sizes.max_completion_length != tokens:
         tokens_because = f"{tokens} would not fit"
-    k_because = "as measured" if sizes.num_generations == GROUPS[0] else fits
+    k_because = "as in the measured runs" if sizes.num_generations == GROUPS[0] else fits
     save, sampled = max(1, chosen["max_steps"] // 4), "all at once"
     if sizes.batch_rows == sizes.num_generations:
         sampled = "a prompt's K at a time" + ", the faster by the plan's seconds" * bool(fitting.seconds)
@@ -92,7 +92,7 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
             sizes.per_device_train_batch_size,
             fits if accumulation > 1 else f"all fit {place}",
         ),
-        "gradient_accumulation_steps": (accumulation, f"{PROMPTS} prompts an update, as measured"),
+        "gradient_accumulation_steps": (accumulation, f"{PROMPTS} prompts an update, as in the measured runs"),
         "steps_per_generation": (sizes.steps_per_generation, f"completions are sampled {sampled}"),
         "max_completion_length": (sizes.max_completion_length, tokens_because),
         **{name: (value, evidence.source) for name, value in evidence.settings.items()},
