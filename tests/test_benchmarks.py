@@ -71,7 +71,7 @@ class FakeTrainer:
 
 
 class TestPhases:
-    def test_each_second_of_a_step_is_in_one_phase_however_the_reference_is_kept(self) -> None:
+    def test_each_second_of_a_step_is_in_one_phase_however_the_reference_is_kept(self):
         meter = Meter(trainer := FakeTrainer(), now=trainer.now)
         meter.begin()
         for _ in range(2):
@@ -83,7 +83,7 @@ class TestPhases:
             assert (done.total, done.tokens) == (Spent(127, 254), 4)
         assert meter.total.cpu_seconds == 254
 
-    def test_time_before_the_start_and_while_the_clock_is_paused_is_not_charged(self) -> None:
+    def test_time_before_the_start_and_while_the_clock_is_paused_is_not_charged(self):
         meter = Meter(trainer := FakeTrainer(), now=trainer.now)
         trainer._generate_single_turn([])
         meter.begin()
@@ -124,7 +124,7 @@ REPORTS: dict[str, Callable[[Any, str], str]] = {
 
 
 class TestRuns:
-    def test_the_reward_is_the_quickstarts_and_counts_groups_without_spread(self) -> None:
+    def test_the_reward_is_the_quickstarts_and_counts_groups_without_spread(self):
         reward = runs.CountedReward(learned.TASKS["arithmetic"].score(None), k=2)
         texts = ["</think>42", "42", "</think>43", "</think></think>42", "</think>42", "</think>42"]
         completions = [[{"role": "assistant", "content": text}] for text in texts]
@@ -132,13 +132,13 @@ class TestRuns:
         assert (reward.dead, reward.means) == ([1 / 3], [0.5333])
 
     @pytest.mark.parametrize("name", REPORTS)
-    def test_a_stored_table_is_what_the_stored_runs_give(self, name: str) -> None:
+    def test_a_stored_table_is_what_the_stored_runs_give(self, name):
         file = runs.RESULTS / f"{name}.md"
         assert REPORTS[name](runs.stored(name), tables.command_of(file)) == file.read_text()
 
 
 class TestTimeToAccuracy:
-    def test_between_evaluations_the_accuracy_is_linear(self) -> None:
+    def test_between_evaluations_the_accuracy_is_linear(self):
         run = run_of("kit", [(0, 0.5), (3, 0.8), (6, 0.9), (9, 0.7)], took=4)
         at = time_to_accuracy.reached(run, 0.85)
         assert at is not None
@@ -154,9 +154,7 @@ class TestTimeToAccuracy:
             (REACHES, NEVER, math.inf, "nothing bounds what the kit would have needed"),
         ],
     )
-    def test_a_run_that_misses_the_target_counts_against_the_kit(
-        self, stock: Accuracies, kit: Accuracies, ratio: float, why: str
-    ) -> None:
+    def test_a_run_that_misses_the_target_counts_against_the_kit(self, stock, kit, ratio, why):
         runs = by_setting([run_of("stock", stock, took=4), run_of("kit", kit)])
         assert time_to_accuracy.ratios(runs, "kit", 0.85, "cpu_seconds") == [pytest.approx(ratio)], why
 
@@ -172,12 +170,10 @@ class TestTimeToAccuracy:
             ([0.25, math.inf, 0.5], "median 0.50 [0.00, inf]"),
         ],
     )
-    def test_ratios_are_shown_by_their_geometric_mean_or_where_one_is_infinite_by_their_median(
-        self, ratios: list[float], shown: str
-    ) -> None:
+    def test_ratios_are_shown_by_their_geometric_mean_or_where_one_is_infinite_by_their_median(self, ratios, shown):
         assert time_to_accuracy.spelled(ratios) == shown
 
-    def test_seeds_are_compared_one_by_one_and_those_that_only_one_setting_has_are_left_out(self) -> None:
+    def test_seeds_are_compared_one_by_one_and_those_that_only_one_setting_has_are_left_out(self):
         # Seeds differ by a factor of 3, the settings by 2 on each.
         fast, slow = [(0, 0.5), (3, 0.9)], [(0, 0.5), (9, 0.9)]
         found = [run_of("stock", both, seed, tokens=200) for seed, both in enumerate((fast, slow, slow))]

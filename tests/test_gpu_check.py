@@ -85,16 +85,14 @@ def statuses(outcomes: dict[str, Outcome]) -> list[str]:
 # --- a process of its own ---------------------------------------------------------------------------------
 
 
-def test_a_check_that_crashes_or_runs_out_of_memory_fails_alone(run: Any) -> None:
+def test_a_check_that_crashes_or_runs_out_of_memory_fails_alone(run):
     found = run(check(crash), check(out_of_memory), check(fine))
     assert statuses(found) == [FAILED, FAILED, PASSED]
     assert found["crash"].note == "the process ended with 3: the last thing it said"
     assert found["out_of_memory"].note == "MemoryError: CUDA out of memory"
 
 
-def test_a_check_that_hangs_is_killed_with_its_children_at_the_end_of_the_budget(
-    run: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_check_that_hangs_is_killed_with_its_children_at_the_end_of_the_budget(run, tmp_path, monkeypatch):
     pid, wait = tmp_path / "sleeper", subprocess.Popen.wait
 
     def until_it_hangs(process: Any, timeout: float | None = None) -> int:
@@ -115,7 +113,7 @@ def test_a_check_that_hangs_is_killed_with_its_children_at_the_end_of_the_budget
             time.sleep(0.05)
 
 
-def test_a_check_is_offline_has_no_token_and_gets_its_variables(run: Any, monkeypatch: Any) -> None:
+def test_a_check_is_offline_has_no_token_and_gets_its_variables(run, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     found = run(check(surroundings, variables={"ASKED_FOR": "7"}))["surroundings"]
     assert [figure.value for figure in found.figures.values()] == [0.0, True, 7.0]
@@ -134,7 +132,7 @@ def test_a_check_is_offline_has_no_token_and_gets_its_variables(run: Any, monkey
         ({"rehearsed": False}, "needs a GPU"),
     ],
 )
-def test_a_check_that_lacks_what_it_needs_is_not_run_and_the_next_one_is(how: Any, note: str) -> None:
+def test_a_check_that_lacks_what_it_needs_is_not_run_and_the_next_one_is(how, note):
     clock = [0.0]
 
     def run_one(one: Check, seconds: float) -> Outcome:
@@ -150,7 +148,7 @@ def test_a_check_that_lacks_what_it_needs_is_not_run_and_the_next_one_is(how: An
 
 
 @pytest.mark.parametrize(("part", "most"), [("all", 630), ("right", 450), ("learns", 480), ("time", 600)])
-def test_a_part_has_its_budget_and_begins_with_what_is_worth_most(part: str, most: float) -> None:
+def test_a_part_has_its_budget_and_begins_with_what_is_worth_most(part, most):
     budget, every = checks.PARTS[part]
     assert budget <= most
     assert checks.chosen((), part) == every, "all names differ, and needs are in the part"
@@ -177,11 +175,11 @@ def test_a_part_has_its_budget_and_begins_with_what_is_worth_most(part: str, mos
         ([Figure(True), Figure(False)], FAILED),
     ],
 )
-def test_a_check_fails_by_any_limit(figures: list[Figure], status: str) -> None:
+def test_a_check_fails_by_any_limit(figures, status):
     assert judged({str(i): figure for i, figure in enumerate(figures)}, 1.0).status == status
 
 
-def test_results_are_files_and_a_later_command_adds_to_them(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_results_are_files_and_a_later_command_adds_to_them(tmp_path, monkeypatch, capsys):
     machine = {"device": "a card", "memory": "24 GiB", "versions": "torch 2.13"}
     monkeypatch.setattr(command, "machine_of", lambda: machine)
     for name, given in (("speed/a", fine), ("memory/b", without_limits), ("speed/a", out_of_memory)):
@@ -196,7 +194,7 @@ def test_results_are_files_and_a_later_command_adds_to_them(tmp_path: Path, monk
     assert "MemoryError" in (tmp_path / "log.txt").read_text()
 
 
-def test_without_a_gpu_or_such_a_check_the_exit_status_is_2(monkeypatch: Any, capsys: Any) -> None:
+def test_without_a_gpu_or_such_a_check_the_exit_status_is_2(monkeypatch, capsys):
     monkeypatch.setattr(command, "machine_of", lambda: {"versions": "torch"})
     assert command.main([]) == command.main(["--only", "no such check"]) == 2
     said = capsys.readouterr().out
@@ -205,7 +203,7 @@ def test_without_a_gpu_or_such_a_check_the_exit_status_is_2(monkeypatch: Any, ca
     assert command.main(["--list"]) == 0
 
 
-def test_the_baseline_run_does_not_import_the_kit() -> None:
+def test_the_baseline_run_does_not_import_the_kit():
     code = "import benchmarks.gpu.runner, benchmarks.gpu.speed, sys; print(sorted(sys.modules))"
     paths = os.pathsep.join([str(runner.ROOT), str(runner.ROOT / "benchmarks")])
     shown = python("-c", code, PYTHONPATH=paths)
@@ -221,9 +219,7 @@ def test_the_baseline_run_does_not_import_the_kit() -> None:
         ([2.0], "9", ""),
     ],
 )
-def test_the_faster_way_with_4_bit_weights_is_written_where_prepare_reads_it(
-    seconds: list[float], kept: str, said: str, tmp_path: Path
-) -> None:
+def test_the_faster_way_with_4_bit_weights_is_written_where_prepare_reads_it(seconds, kept, said, tmp_path):
     (tmp_path / ".env").write_text("HF_TOKEN='hf_x'\nUNSLOTH_BNB_GEMM_4BIT=9\n")
     outcomes = {name: Outcome(NOT_RUN) for name in four_bit.WAYS.values()}
     timed = zip(outcomes, seconds, strict=False)

@@ -37,16 +37,14 @@ def tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     (tmp_path / "rloo-kit").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):
         TINY.checkpoint()
 
 
-def test_processes_may_expand_at_once_and_one_that_fails_leaves_nothing(
-    folder: Path, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_processes_may_expand_at_once_and_one_that_fails_leaves_nothing(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(KeyboardInterrupt):
         replace(TINY, write=Mock(side_effect=KeyboardInterrupt)).checkpoint()
@@ -85,13 +83,13 @@ def templated(tokenizer: Any) -> list[list[int]]:
     ]
 
 
-def test_texts_are_tokenized_and_templated_as_qwen3_does(tokenizer: Any) -> None:
+def test_texts_are_tokenized_and_templated_as_qwen3_does(tokenizer):
     kept = json.loads(IDS.read_text())
     assert tokenizer(texts())["input_ids"] == kept["texts"]
     assert templated(tokenizer) == kept["templated"]
 
 
-def test_it_has_qwen3s_whole_vocabulary_and_says_only_used_ids(folder: Path, tokenizer: Any) -> None:
+def test_it_has_qwen3s_whole_vocabulary_and_says_only_used_ids(folder, tokenizer):
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -106,7 +104,7 @@ def test_it_has_qwen3s_whole_vocabulary_and_says_only_used_ids(folder: Path, tok
 # --- SmolLM2 ----------------------------------------------------------------------------------------------
 
 
-def test_without_its_package_the_error_has_the_command(monkeypatch: Any, tmp_path: Path) -> None:
+def test_without_its_package_the_error_has_the_command(monkeypatch, tmp_path):
     assert set(models.FOR_CPU) == set(BUNDLED)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(bundled.importlib.util, "find_spec", lambda name: None)
@@ -115,7 +113,7 @@ def test_without_its_package_the_error_has_the_command(monkeypatch: Any, tmp_pat
     assert len(str(caught.value).splitlines()) == 3
 
 
-def test_4_bit_is_refused_with_what_to_do_and_a_plan_counts_16(monkeypatch: Any) -> None:
+def test_4_bit_is_refused_with_what_to_do_and_a_plan_counts_16(monkeypatch):
     monkeypatch.setattr(resolve, "BUNDLED", {"smollm2-135m": SimpleNamespace(checkpoint=lambda: "folder")})
     with pytest.raises(ConfigError, match="too small for 4 bit"):
         rloo_kit.load_policy("smollm2-135m", load_in_4bit=True)
@@ -133,7 +131,7 @@ def loaded() -> rloo_kit.Policy:
 
 
 class TestLoaded:
-    def test_text_is_tokenized_as_the_model_was_trained_digit_by_digit(self, loaded: Any) -> None:
+    def test_text_is_tokenized_as_the_model_was_trained_digit_by_digit(self, loaded):
         tokenizer = loaded.tokenizer
         assert set(loaded.eos_ids) == {0, 2}
         assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (2, 0, 1)
@@ -145,16 +143,14 @@ class TestLoaded:
         (row,) = loaded.tokenize([[{"role": "user", "content": "Hi<|im_end|>"}]])
         assert row.count(1) == 3, "a default system message, the user's turn, the assistant's"
 
-    def test_it_reads_english(self, loaded: Any) -> None:
+    def test_it_reads_english(self, loaded):
         question = [{"role": "user", "content": "What is the capital of France?"}]
         (completion,) = loaded.generate([question], greedy=True, max_new_tokens=24)
         assert "Paris" in completion.text
         assert completion.finished
 
 
-def test_temperature_1_is_warned_of_once_where_the_checkpoint_asks_for_less(
-    make_trainer: Any, policy: Any, monkeypatch: Any
-) -> None:
+def test_temperature_1_is_warned_of_once_where_the_checkpoint_asks_for_less(make_trainer, policy, monkeypatch):
     policy = rloo_kit.Policy(policy.model, policy.tokenizer, replace(policy.checkpoint, temperature=0.6))
     monkeypatch.delattr(policy.model, "warned_of_temperature", raising=False)
     with warnings.catch_warnings(record=True) as caught:

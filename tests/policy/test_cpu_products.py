@@ -35,9 +35,7 @@ def frozen(bias: bool = False) -> torch.nn.Linear:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(1, 24), (7, 24), (2, 5, 24), (3, 24, 2)], ids=str)
-def test_the_product_and_its_gradient_are_those_of_float64(
-    shape: tuple[int, ...], bias: bool, calls: list[Any]
-) -> None:
+def test_the_product_and_its_gradient_are_those_of_float64(shape, bias, calls):
     layer = frozen(bias)
     drawn = torch.randn(shape).requires_grad_()
     given = drawn if shape[-1] == 24 else drawn.transpose(1, 2)  # not contiguous
@@ -54,7 +52,7 @@ def test_the_product_and_its_gradient_are_those_of_float64(
     assert len(calls) == 2, "the product, and its gradient's"
 
 
-def test_what_it_cannot_do_is_left_to_torch(calls: list[Any]) -> None:
+def test_what_it_cannot_do_is_left_to_torch(calls):
     rows, layer = torch.randn(3, 24), frozen()
     with torch.autocast("cpu"):
         assert layer(rows).dtype == torch.bfloat16
@@ -74,7 +72,7 @@ def test_what_it_cannot_do_is_left_to_torch(calls: list[Any]) -> None:
     assert len(calls) == 1, "without a gradient a trained matrix is like a frozen one"
 
 
-def test_without_avx512_torch_multiplies(monkeypatch: pytest.MonkeyPatch, calls: list[Any]) -> None:
+def test_without_avx512_torch_multiplies(monkeypatch, calls):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     rows, matrix = torch.randn(3, 24), torch.randn(40, 24)
     assert torch.equal(product(rows, matrix), rows @ matrix.t())
@@ -82,7 +80,7 @@ def test_without_avx512_torch_multiplies(monkeypatch: pytest.MonkeyPatch, calls:
     assert not calls
 
 
-def test_only_frozen_layers_of_a_policy_are_changed() -> None:
+def test_only_frozen_layers_of_a_policy_are_changed():
     policy = rloo_kit.load_policy("tiny", load_in_4bit=False)
     if next(policy.model.parameters()).dtype != torch.float32:
         pytest.skip("this CPU computes in bfloat16")
@@ -95,7 +93,7 @@ def test_only_frozen_layers_of_a_policy_are_changed() -> None:
     assert type(head) is torch.nn.Linear, "unsloth computes a loss in chunks for this class alone"
 
 
-def test_torch_still_has_onednns_product() -> None:
+def test_torch_still_has_onednns_product():
     signature = str(torch.ops.mkldnn._linear_pointwise.default._schema)
     arguments = "Tensor X, Tensor W, Tensor? B, str attr, Scalar?[] scalars, str? algorithm"
     assert signature == f"mkldnn::_linear_pointwise({arguments}) -> Tensor Y"

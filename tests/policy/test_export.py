@@ -5,7 +5,6 @@ import shutil
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import peft
 import pytest
@@ -31,9 +30,7 @@ LAYER = "model.layers.1.mlp.up_proj"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", torch.float32])
-def test_a_four_bit_policy_is_merged_into_its_unquantised_base_in_the_type_that_is_asked(
-    dtype: Any, policy: Any, tmp_path: Path
-) -> None:
+def test_a_four_bit_policy_is_merged_into_its_unquantised_base_in_the_type_that_is_asked(dtype, policy, tmp_path):
     folder = moved(policy).save_merged(policy.save_merged(tmp_path / "merged"), dtype=dtype)
     kind = getattr(torch, str(dtype).removeprefix("torch."))
     delta = policy.model.get_submodule(f"base_model.model.{LAYER}").get_delta_weight("default")
@@ -50,8 +47,8 @@ def test_a_four_bit_policy_is_merged_into_its_unquantised_base_in_the_type_that_
     [("float32", 1e-6, 0.999, 1.001), ("float16", 1e-6, 0.0, 0.2), ("bfloat16", 1e-4, 0.3, 0.8)],
 )
 def test_what_a_merge_keeps_of_the_update_is_said_written_and_warned_of(
-    dtype: str, size: float, least: float, most: float, policy: Any, tmp_path: Path, capsys: Any
-) -> None:
+    dtype, size, least, most, policy, tmp_path, capsys
+):
     """Against the file: the change of each weight, projected on the update."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -72,7 +69,7 @@ def test_what_a_merge_keeps_of_the_update_is_said_written_and_warned_of(
     assert {one.filename for one in warned} <= {__file__}
 
 
-def test_float16_is_taken_where_weights_and_what_they_compute_are_in_its_range(policy: Any, tmp_path: Path) -> None:
+def test_float16_is_taken_where_weights_and_what_they_compute_are_in_its_range(policy, tmp_path):
     place = tmp_path / "merged"
     assert written(policy.save_merged(place), LAYER).dtype == torch.float16
     for base, name, large in (("weights", LAYER, 1e5), ("logits", "model.norm", 6e4)):
@@ -87,7 +84,7 @@ def test_float16_is_taken_where_weights_and_what_they_compute_are_in_its_range(p
         policy.save_merged(place, dtype="half")
 
 
-def test_another_base_than_the_adapters_is_no_base(tmp_path: Path) -> None:
+def test_another_base_than_the_adapters_is_no_base(tmp_path):
     policy = rloo_kit.load_policy("tiny", seed=0, load_in_4bit=False)
     other = Path(shutil.copytree(TINY.checkpoint(), tmp_path / "other"))
     tensors = load_file(other / "model.safetensors")
@@ -100,7 +97,7 @@ def test_another_base_than_the_adapters_is_no_base(tmp_path: Path) -> None:
     assert policy.save_merged(tmp_path / "merged", base=TINY.checkpoint()).is_dir()
 
 
-def test_where_the_base_in_16_bit_is_missing_it_is_said(tmp_path: Path) -> None:
+def test_where_the_base_in_16_bit_is_missing_it_is_said(tmp_path):
     shape = models.CATALOGUE["qwen3-0.6b"]
     assert save.sixteen_bit_base(shape, "unsloth/Qwen3-0.6B-unsloth-bnb-4bit") == "unsloth/Qwen3-0.6B"
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {}}))
@@ -108,9 +105,7 @@ def test_where_the_base_in_16_bit_is_missing_it_is_said(tmp_path: Path) -> None:
         save.sixteen_bit_base(shape, str(tmp_path))
 
 
-def test_without_llama_cpp_the_error_has_the_commands_and_nothing_is_run(
-    policy: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_without_llama_cpp_the_error_has_the_commands_and_nothing_is_run(policy, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     monkeypatch.setattr(save.subprocess, "run", pytest.fail)
@@ -131,9 +126,7 @@ pathlib.Path(out).write_text(f"{kind} of {json.loads(config)['dtype']} " + ",".j
 """
 
 
-def test_llama_cpps_programs_get_the_merged_checkpoint_and_their_last_line_is_shown(
-    policy: Any, tmp_path: Path
-) -> None:
+def test_llama_cpps_programs_get_the_merged_checkpoint_and_their_last_line_is_shown(policy, tmp_path):
     (tmp_path / "convert_hf_to_gguf.py").write_text(STAND_IN)
     file = policy.save_gguf(tmp_path / "out" / "policy.gguf", llama_cpp=tmp_path)
     assert file.read_text().startswith("q8_0 of float16 ")
@@ -150,9 +143,7 @@ def test_llama_cpps_programs_get_the_merged_checkpoint_and_their_last_line_is_sh
     assert [path.name for path in file.parent.iterdir()] == ["policy.gguf"]
 
 
-def test_a_card_has_base_results_audits_versions_and_no_place_of_this_machine(
-    policy: Any, task: Any, tmp_path: Path
-) -> None:
+def test_a_card_has_base_results_audits_versions_and_no_place_of_this_machine(policy, task, tmp_path):
     before, audit = rloo_kit.evaluate(policy, task, n=4, max_new_tokens=8), rewards.audit(WHOLE)
     folder = policy.save(tmp_path / "adapter", results={"before": before}, audits=[audit])
     card = (folder / "README.md").read_text()

@@ -2,7 +2,6 @@
 
 import copy
 import weakref
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -28,7 +27,7 @@ SHORT: Any = {"greedy": True, "max_new_tokens": 24}
 # --- what a policy is -------------------------------------------------------------------------------------
 
 
-def test_without_a_gpu_the_bundled_policy_is_loaded_in_4_bit_with_lora_and_every_eos_id(policy: Any) -> None:
+def test_without_a_gpu_the_bundled_policy_is_loaded_in_4_bit_with_lora_and_every_eos_id(policy):
     trained = {name.split(".")[-4] for name, p in policy.model.named_parameters() if p.requires_grad}
     config = policy.model.peft_config["default"]
     assert policy.checkpoint.name == "tiny"
@@ -40,7 +39,7 @@ def test_without_a_gpu_the_bundled_policy_is_loaded_in_4_bit_with_lora_and_every
     assert tuple(policy) == (policy.model, policy.tokenizer), "as unsloth returns them"
 
 
-def test_a_pad_is_never_the_eos_token_and_a_tokenizer_without_either_is_refused(policy: Any) -> None:
+def test_a_pad_is_never_the_eos_token_and_a_tokenizer_without_either_is_refused(policy):
     tokenizer = copy.deepcopy(policy.tokenizer)
     tokenizer.pad_token = tokenizer.eos_token
     model: Any = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=151645), config=SimpleNamespace())
@@ -63,7 +62,7 @@ def by_hand(dropout: float) -> tuple[Any, Any]:
     return FastLanguageModel.get_peft_model(model, lora_dropout=dropout, **of_lora), tokenizer
 
 
-def test_a_model_made_by_hand_is_a_policy_and_the_trainer_takes_either(make_trainer: Any, task: Any) -> None:
+def test_a_model_made_by_hand_is_a_policy_and_the_trainer_takes_either(make_trainer, task):
     with pytest.warns(UserWarning, match=r"dropout of 0\.1 is switched off"):
         policy = rloo_kit.Policy(*by_hand(dropout=0.1))
     assert policy.checkpoint.name == "tiny"
@@ -76,7 +75,7 @@ def test_a_model_made_by_hand_is_a_policy_and_the_trainer_takes_either(make_trai
     make_trainer(random_rewards, model=policy.model, processing_class=policy.tokenizer, max_steps=1)
 
 
-def test_a_tuned_adapter_is_the_start_and_the_reference(policy: Any, make_trainer: Any, tmp_path: Path) -> None:
+def test_a_tuned_adapter_is_the_start_and_the_reference(policy, make_trainer, tmp_path):
     """One argument, its folder: the KL term then holds the policy near the adapter, and not near the base."""
     folder = moved(policy, 0.02).save(tmp_path / "tuned")
     config = LoraConfig.from_pretrained(folder)
@@ -95,7 +94,7 @@ def test_a_tuned_adapter_is_the_start_and_the_reference(policy: Any, make_traine
     assert kl[1] != pytest.approx(0, abs=1e-5)
 
 
-def test_a_saved_adapter_reads_back_with_its_bases_length(policy: Any, task: Any, tmp_path: Path) -> None:
+def test_a_saved_adapter_reads_back_with_its_bases_length(policy, task, tmp_path):
     """Beyond that length unsloth rescales the position embedding on a GPU: another policy."""
     prompts = task.held_out["prompt"][:8]
     base = policy.generate(prompts, **SHORT)
@@ -120,7 +119,7 @@ RECIPE |= {"r": 8, "lora_alpha": 16, "lora_dropout": 0, "target_modules": ["v_pr
 RECIPE |= {"bias": "none", "use_rslora": True, "loftq_config": None}
 
 
-def test_a_published_recipes_arguments_load_what_they_say_and_are_planned() -> None:
+def test_a_published_recipes_arguments_load_what_they_say_and_are_planned():
     policy = rloo_kit.load_policy(model_name="tiny", **RECIPE)
     lora = policy.model.peft_config["default"]
     assert (lora.r, lora.lora_alpha, lora.use_rslora) == (8, 16, True)
@@ -147,21 +146,19 @@ def test_a_published_recipes_arguments_load_what_they_say_and_are_planned() -> N
         ({"thinking": 0}, "thinking must be a valid boolean or greater than or equal to 1"),
     ],
 )
-def test_what_cannot_be_is_refused_in_three_parts_before_anything_is_loaded(
-    given: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_is_refused_in_three_parts_before_anything_is_loaded(given, says, monkeypatch):
     monkeypatch.setattr(loading, "import_unsloth", pytest.fail)
     with pytest.raises(ConfigError, match=says) as caught:
         rloo_kit.load_policy(**{"name": "tiny", **given})
     assert len(str(caught.value).splitlines()) == 3
 
 
-def test_arguments_of_unsloths_own_pass_and_are_not_taken_for_slips() -> None:
+def test_arguments_of_unsloths_own_pass_and_are_not_taken_for_slips():
     given = {"rope_scaling": None, "tokenizer_revision": "v2", "fast_inference": True}
     assert loading.settled(given).further == given
 
 
-def test_a_token_is_in_no_message_whatever_it_looks_like() -> None:
+def test_a_token_is_in_no_message_whatever_it_looks_like():
     loading.settled({"token": "secret-of-mine"})
     assert "secret-of-mine" not in str(ConfigError("x", where="token secret-of-mine", todo="y"))
     with pytest.raises(ArgumentError, match=r"did you mean token\?") as caught:
@@ -169,7 +166,7 @@ def test_a_token_is_in_no_message_whatever_it_looks_like() -> None:
     assert "secret-of-mine" not in str(caught.value)
 
 
-def test_without_a_dtype_a_cpu_gets_that_of_prepare_also_where_unsloth_came_first(monkeypatch: Any) -> None:
+def test_without_a_dtype_a_cpu_gets_that_of_prepare_also_where_unsloth_came_first(monkeypatch):
     import unsloth
 
     def dtype_of(on_gpu: bool, **given: Any) -> Any:
@@ -192,7 +189,7 @@ def test_without_a_dtype_a_cpu_gets_that_of_prepare_also_where_unsloth_came_firs
 @pytest.mark.parametrize(
     "raised", [torch.OutOfMemoryError("CUDA"), *(ValueError(f"Unsloth: the model {text}") for text in loading.SPILLED)]
 )
-def test_running_out_of_memory_names_smaller_checkpoints(raised: Exception, monkeypatch: Any) -> None:
+def test_running_out_of_memory_names_smaller_checkpoints(raised, monkeypatch):
     monkeypatch.setattr(resolve, "trained_length", lambda *args: 40960)
     monkeypatch.setattr(resolve, "check_hub", lambda *args: False)
     monkeypatch.setattr(loading, "_load", Mock(side_effect=raised))
@@ -201,7 +198,7 @@ def test_running_out_of_memory_names_smaller_checkpoints(raised: Exception, monk
     assert str(models.CATALOGUE["qwen3-8b"].weight_bytes()) in str(caught.value)
 
 
-def test_a_model_partly_in_the_computers_memory_is_an_error_that_does_not_keep_it(monkeypatch: Any) -> None:
+def test_a_model_partly_in_the_computers_memory_is_an_error_that_does_not_keep_it(monkeypatch):
     """transformers puts them there silently in 16 bit.  A notebook keeps its last error, and loads a smaller one."""
     import unsloth
 
@@ -221,7 +218,7 @@ def test_a_model_partly_in_the_computers_memory_is_an_error_that_does_not_keep_i
     assert loaded[0]() is None
 
 
-def test_a_policy_is_loaded_whole_where_a_configuration_of_zero_3_was_made_before(monkeypatch: Any) -> None:
+def test_a_policy_is_loaded_whole_where_a_configuration_of_zero_3_was_made_before(monkeypatch):
     """transformers refuses unsloth's device_map from then on, until the configuration is gone."""
     from transformers.integrations import deepspeed
 

@@ -1,8 +1,5 @@
 """Policy: completions, and what generate and save promise."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -15,14 +12,14 @@ from tests.policy.conftest import watched
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
 
 
-def test_n_completions_of_a_prompt_are_adjacent(policy: Any) -> None:
+def test_n_completions_of_a_prompt_are_adjacent(policy):
     other = [{"role": "user", "content": "What is 1 + 2?"}]
     completions = policy.generate([QUESTION, other], n=3, max_new_tokens=8, seed=0)
     assert [c.prompt for c in completions] == [QUESTION] * 3 + [other] * 3
     assert all(len(c.ids) <= 8 and c.finished == (c.ids[-1] in policy.eos_ids) for c in completions)
 
 
-def test_a_seed_repeats_the_samples_and_leaves_the_random_state_alone(policy: Any) -> None:
+def test_a_seed_repeats_the_samples_and_leaves_the_random_state_alone(policy):
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
@@ -31,7 +28,7 @@ def test_a_seed_repeats_the_samples_and_leaves_the_random_state_alone(policy: An
     assert first == policy.generate([QUESTION], n=4, max_new_tokens=8, seed=5)
 
 
-def test_generate_refuses_what_cannot_be_sampled(policy: Any, monkeypatch: Any) -> None:
+def test_generate_refuses_what_cannot_be_sampled(policy, monkeypatch):
     for prompts in ("What?", QUESTION, []):
         with pytest.raises(ConfigError, match="a list of prompts"):
             policy.generate(prompts)
@@ -45,7 +42,7 @@ def test_generate_refuses_what_cannot_be_sampled(policy: Any, monkeypatch: Any) 
         policy.generate([QUESTION], greedy=True, temperature=0.7)
 
 
-def test_a_prompt_as_long_as_the_policy_was_loaded_for_is_refused(policy: Any, monkeypatch: Any) -> None:
+def test_a_prompt_as_long_as_the_policy_was_loaded_for_is_refused(policy, monkeypatch):
     tokens = len(policy.tokenize(["What is 1 + 2?"])[0])
     monkeypatch.setattr(policy.model, "max_seq_length", tokens, raising=False)
     with pytest.raises(ConfigError, match=rf"prompts\[0\] has {tokens} tokens"):
@@ -54,7 +51,7 @@ def test_a_prompt_as_long_as_the_policy_was_loaded_for_is_refused(policy: Any, m
     assert policy.generate(["What is 1 + 2?"], max_new_tokens=1)
 
 
-def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(policy, monkeypatch):
     checkpoint = models.CATALOGUE["qwen3-4b"]
     row = checkpoint.kv_bytes_per_token * 1024
     policy = rloo_kit.Policy(policy.model, policy.tokenizer, checkpoint)
@@ -66,9 +63,7 @@ def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(policy: Any, monkeypat
     assert policy.fitting_batch_size(8192) == 1
 
 
-def test_where_memory_runs_out_generate_goes_on_with_fewer_at_once(
-    policy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_memory_runs_out_generate_goes_on_with_fewer_at_once(policy, monkeypatch):
     calls = watched(policy.model, monkeypatch, room=2)
     prompts = [f"{number} + 1 =" for number in range(6)]
     with pytest.warns(UserWarning, match=r"with 4 completions sampled at once.*batch_size=2"):
@@ -77,7 +72,7 @@ def test_where_memory_runs_out_generate_goes_on_with_fewer_at_once(
     assert calls == [4, 2, 2, 2], "the second batch, of two, is not tried larger"
 
 
-def test_saving_leaves_out_the_reference_and_replaces_an_earlier_folder(policy: Any, tmp_path: Path) -> None:
+def test_saving_leaves_out_the_reference_and_replaces_an_earlier_folder(policy, tmp_path):
     policy.model.add_adapter("ref", policy.model.peft_config["default"])
     folder = tmp_path / "adapter"
     folder.mkdir()

@@ -52,9 +52,7 @@ def holding(file: str) -> Any:
         ("out", r"no config\.json"),
     ],
 )
-def test_a_wrong_name_says_what_it_was_taken_for(
-    name: Any, says: str, online: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_wrong_name_says_what_it_was_taken_for(name, says, online, tmp_path, monkeypatch):
     online(httpx.ConnectError("no route"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
@@ -66,7 +64,7 @@ def test_a_wrong_name_says_what_it_was_taken_for(
 # --- the hub, and its cache -------------------------------------------------------------------------------
 
 
-def test_the_cache_is_looked_into_before_the_hub_is_asked(online: Any, tmp_path: Path) -> None:
+def test_the_cache_is_looked_into_before_the_hub_is_asked(online, tmp_path):
     online(errors.OfflineModeIsEnabled("offline"))
     for file, text in (("refs/v2", "0" * 40), (f"snapshots/{'0' * 40}/config.json", "{}")):
         place = tmp_path / "models--somebody--model" / file
@@ -79,9 +77,7 @@ def test_the_cache_is_looked_into_before_the_hub_is_asked(online: Any, tmp_path:
             resolve("somebody/model", **elsewhere)
 
 
-def test_a_hub_that_does_not_answer_cannot_be_reached_and_another_error_is_raised(
-    online: Any, monkeypatch: Any
-) -> None:
+def test_a_hub_that_does_not_answer_cannot_be_reached_and_another_error_is_raised(online, monkeypatch):
     answer = threading.Event()
     monkeypatch.setattr(names, "HUB_SECONDS", 0.2)
     for fault in (httpx.ConnectError("refused"), TimeoutError(), lambda *args, **kwargs: answer.wait(60)):
@@ -96,7 +92,7 @@ def test_a_hub_that_does_not_answer_cannot_be_reached_and_another_error_is_raise
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_what_the_hub_refuses_is_said_in_its_words_in_three_lines(wrapped: bool) -> None:
+def test_what_the_hub_refuses_is_said_in_its_words_in_three_lines(wrapped):
     """Also from within transformers' own OSError."""
     response = httpx.Response(403, request=httpx.Request("GET", "http://x"))
     fault = errors.GatedRepoError("Access is\nrestricted", response=response)
@@ -108,7 +104,7 @@ def test_what_the_hub_refuses_is_said_in_its_words_in_three_lines(wrapped: bool)
     assert len(str(raised.value).splitlines()) == 3
 
 
-def test_an_adapter_on_the_hub_is_fetched_without_its_run(adapter: Any, online: Any, monkeypatch: Any) -> None:
+def test_an_adapter_on_the_hub_is_fetched_without_its_run(adapter, online, monkeypatch):
     online(holding("config.json"))
     assert not resolve("somebody/else").is_adapter
     hub = online(holding(names.ADAPTER_CONFIG))
@@ -140,7 +136,7 @@ def adapter(policy: Any, tmp_path: Path) -> Any:
     return save
 
 
-def test_an_adapter_of_the_tiny_policy_loads_on_another_machine(adapter: Any) -> None:
+def test_an_adapter_of_the_tiny_policy_loads_on_another_machine(adapter):
     folder = adapter(ELSEWHERE)
     (folder / "optimizer.pt").touch()
     found = resolve(folder)
@@ -154,12 +150,12 @@ def test_an_adapter_of_the_tiny_policy_loads_on_another_machine(adapter: Any) ->
 
 
 @pytest.mark.parametrize("base", ["/gone/base", ""])
-def test_an_adapter_whose_base_is_gone_says_which_and_where_it_is_named(base: str, adapter: Any) -> None:
+def test_an_adapter_whose_base_is_gone_says_which_and_where_it_is_named(base, adapter):
     with pytest.raises(PolicyNotFoundError, match=rf"no folder '{base}'[\s\S]*base_model_name_or_path"):
         resolve(adapter(base))
 
 
-def test_a_base_is_named_so_that_it_is_found_later(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_base_is_named_so_that_it_is_found_later(tmp_path, monkeypatch):
     snapshot = tmp_path / "models--unsloth--Qwen3-4B" / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
     (tmp_path / "mine").mkdir()

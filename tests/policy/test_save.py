@@ -45,9 +45,7 @@ ADAPTER_FILES = (ADAPTER_CONFIG, WEIGHTS)
         ("an adapter with a folder", (*ADAPTER_FILES, "more/notes.md")),
     ],
 )
-def test_a_save_over_what_is_no_adapter_is_refused(
-    place: str, files: tuple[str, ...], policy: Policy, tmp_path: Path
-) -> None:
+def test_a_save_over_what_is_no_adapter_is_refused(place, files, policy, tmp_path):
     for file in files or ("",):
         (tmp_path / place / file).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / place / file).write_text("mine")
@@ -57,7 +55,7 @@ def test_a_save_over_what_is_no_adapter_is_refused(
     assert contents(tmp_path) == before
 
 
-def test_a_merge_and_an_adapter_do_not_replace_each_other(policy: Policy, tmp_path: Path) -> None:
+def test_a_merge_and_an_adapter_do_not_replace_each_other(policy, tmp_path):
     adapter, merge = policy.save(tmp_path / "adapter"), policy.save_merged(tmp_path / "merge")
     policy.save_merged(policy.save(adapter).with_name("merge"))
     before = contents(tmp_path)
@@ -67,7 +65,7 @@ def test_a_merge_and_an_adapter_do_not_replace_each_other(policy: Policy, tmp_pa
     assert contents(tmp_path) == before
 
 
-def test_a_policy_of_which_all_weights_are_trained_is_saved_whole(tmp_path: Path) -> None:
+def test_a_policy_of_which_all_weights_are_trained_is_saved_whole(tmp_path):
     policy = rloo_kit.load_policy("tiny", full_finetuning=True)
     policy.model.model.norm.weight.data.mul_(1.5)
     folder = policy.save(policy.save(tmp_path / "whole"))
@@ -84,7 +82,7 @@ def on_merged(policy: Policy, tmp_path: Path) -> tuple[Policy, Path]:
     return rloo_kit.load_policy(base, load_in_4bit=False), base
 
 
-def test_a_policys_own_base_is_never_replaced(on_merged: tuple[Policy, Path], tmp_path: Path) -> None:
+def test_a_policys_own_base_is_never_replaced(on_merged, tmp_path):
     policy, base = on_merged
     (tmp_path / "link").symlink_to(base)
     before = contents(tmp_path / "disk")
@@ -95,15 +93,13 @@ def test_a_policys_own_base_is_never_replaced(on_merged: tuple[Policy, Path], tm
     assert contents(tmp_path / "disk") == before
 
 
-def test_a_card_that_the_user_wrote_stays(policy: Policy, tmp_path: Path) -> None:
+def test_a_card_that_the_user_wrote_stays(policy, tmp_path):
     adapter = policy.save(tmp_path / "adapter")
     (adapter / "README.md").write_text("my own words")
     assert (policy.save(adapter) / "README.md").read_text() == "my own words"
 
 
-def test_the_home_a_link_and_a_relative_path_are_where_they_say(
-    policy: Policy, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_the_home_a_link_and_a_relative_path_are_where_they_say(policy, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     assert policy.save("~/adapter") == tmp_path / "home" / "adapter"
@@ -118,7 +114,7 @@ def test_the_home_a_link_and_a_relative_path_are_where_they_say(
         policy.save("")
 
 
-def test_a_full_disk_leaves_the_adapter_before_it(policy: Policy, adapter: Path, small_files: Any) -> None:
+def test_a_full_disk_leaves_the_adapter_before_it(policy, adapter, small_files):
     before = contents(adapter.parent)
     small_files(3000)
     with pytest.raises(RunFolderError, match=r"what was there before is as it was[\s\S]*still in memory"):
@@ -130,9 +126,7 @@ def test_a_full_disk_leaves_the_adapter_before_it(policy: Policy, adapter: Path,
 
 @pytest.mark.parametrize("move", [1, 2])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_a_save_interrupted_while_it_moves_leaves_the_adapter_before_it(
-    move: int, error: type[BaseException], policy: Policy, adapter: Path, monkeypatch: Any
-) -> None:
+def test_a_save_interrupted_while_it_moves_leaves_the_adapter_before_it(move, error, policy, adapter, monkeypatch):
     before, moves, really = contents(adapter.parent), iter(range(1, 9)), Path.replace
 
     def replace(self: Path, target: Path) -> Path:
@@ -146,9 +140,7 @@ def test_a_save_interrupted_while_it_moves_leaves_the_adapter_before_it(
     assert contents(adapter.parent) == before
 
 
-def test_an_adapter_over_a_folder_names_it_whole(
-    on_merged: tuple[Policy, Path], tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_an_adapter_over_a_folder_names_it_whole(on_merged, tmp_path, monkeypatch):
     """Its base given by a relative path would be looked for from wherever the adapter is loaded."""
     _, base = on_merged
     monkeypatch.chdir(base.parent)
@@ -183,7 +175,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_an_adapter_that_is_damaged_or_would_be_loaded_in_part_is_refused(name: str, adapter: Path) -> None:
+def test_an_adapter_that_is_damaged_or_would_be_loaded_in_part_is_refused(name, adapter):
     change, says = DAMAGED[name]
     change(adapter)
     with pytest.raises((PolicyNotFoundError, NonFiniteError), match=says) as raised:

@@ -1,6 +1,5 @@
 """load_policy(thinking=...): said once, and the same wherever a prompt is rendered."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ def budgeted() -> rloo_kit.Policy:
     return rloo_kit.load_policy("tiny", thinking=LIMIT, seed=0)
 
 
-def test_every_part_of_the_kit_renders_them_so(off: rloo_kit.Policy, tmp_path: Path, monkeypatch: Any) -> None:
+def test_every_part_of_the_kit_renders_them_so(off, tmp_path, monkeypatch):
     seen: list[list[int]] = []
     generate = off.model.generate
 
@@ -54,9 +53,7 @@ def test_every_part_of_the_kit_renders_them_so(off: rloo_kit.Policy, tmp_path: P
 
 
 @pytest.mark.parametrize(("name", "thinking"), [("off", False), ("budgeted", LIMIT)])
-def test_what_is_saved_keeps_it_for_the_kit_and_for_transformers_alone(
-    name: str, thinking: Any, request: Any, tmp_path: Path
-) -> None:
+def test_what_is_saved_keeps_it_for_the_kit_and_for_transformers_alone(name, thinking, request, tmp_path):
     policy = request.getfixturevalue(name)
     adapter, merged = policy.save(tmp_path / "adapter"), policy.save_merged(tmp_path / "merged")
     cards = [(folder / "README.md").read_text() for folder in (adapter, merged)]
@@ -71,9 +68,7 @@ def test_what_is_saved_keeps_it_for_the_kit_and_for_transformers_alone(
     assert rloo_kit.load_policy(adapter, thinking=9).thinking == 9
 
 
-def test_all_else_is_rendered_as_before(
-    off: rloo_kit.Policy, budgeted: rloo_kit.Policy, policy: rloo_kit.Policy
-) -> None:
+def test_all_else_is_rendered_as_before(off, budgeted, policy):
     answered = [*QUESTION, {"role": "assistant", "content": "<think>\n1\n</think>\n\n2"}]
     texts = [one.tokenizer.apply_chat_template(answered, tokenize=False) for one in (policy, off, budgeted)]
     assert texts == [texts[0]] * 3
@@ -81,12 +76,12 @@ def test_all_else_is_rendered_as_before(
     assert [one.thinking for one in (policy, off, budgeted)] == [True, False, LIMIT]
 
 
-def test_an_engine_of_its_own_takes_no_budget(budgeted: rloo_kit.Policy, make_trainer: Any) -> None:
+def test_an_engine_of_its_own_takes_no_budget(budgeted, make_trainer):
     with pytest.raises(ConfigError, match=r"the policy itself samples[\s\S]*leave out use_vllm"):
         make_trainer(model=budgeted, use_transformers_continuous_batching=True)
 
 
-def test_a_call_that_asks_it_to_think_is_refused(off: rloo_kit.Policy, make_trainer: Any) -> None:
+def test_a_call_that_asks_it_to_think_is_refused(off, make_trainer):
     thinks: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
     with pytest.raises(ConfigError, match="loaded with thinking off"):
         off.generate([QUESTION], **thinks)
@@ -98,9 +93,7 @@ def test_a_call_that_asks_it_to_think_is_refused(off: rloo_kit.Policy, make_trai
     ("name", "thinking", "todo"),
     [("qwen3-4b-thinking", False, "qwen3-4b-instruct"), ("qwen3-4b-instruct", 512, "qwen3-1.7b")],
 )
-def test_a_checkpoint_that_always_or_never_thinks_says_so(
-    name: str, thinking: bool, todo: str, policy: rloo_kit.Policy
-) -> None:
+def test_a_checkpoint_that_always_or_never_thinks_says_so(name, thinking, todo, policy):
     before = policy.tokenizer.chat_template
     with pytest.raises(ConfigError, match=rf"{CATALOGUE[name].thinks} thinks[\s\S]*{todo}"):
         set_thinking(policy.tokenizer, CATALOGUE[name], thinking)
@@ -126,7 +119,7 @@ OPEN, CLOSE, EOS = 151667, 151668, 151645
     ids=["of the completion", "closed before", "opened by the prompt", "which has a token of it",
          "named in a user's turn", "each thought has its own"],
 )  # fmt: skip
-def test_the_close_behind_a_full_thought_is_forced(prompt: list[int], completion: list[int], forced: list[int]) -> None:
+def test_the_close_behind_a_full_thought_is_forced(prompt, completion, forced):
     found = Budget(2, rewards.QWEN3).forced(prompt, completion)
     assert found == [index in forced for index in range(len(completion))]
 
@@ -159,7 +152,7 @@ def budgeted_process(table: torch.Tensor, budget: Budget, start: list[int]) -> A
 
 
 @pytest.mark.parametrize("level", LEVELS[:2])
-def test_the_masked_loss_has_the_true_gradient_of_the_budgeted_process(level: str) -> None:
+def test_the_masked_loss_has_the_true_gradient_of_the_budgeted_process(level):
     """Over every completion, with a reward of its own for each."""
     torch.manual_seed(0)
     table = torch.randn(4, 4, 4, dtype=torch.float64)
@@ -194,14 +187,14 @@ def thoughts(rows: list[list[int]]) -> list[int]:
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_thoughts_end_at_the_budget(budgeted: rloo_kit.Policy, greedy: bool) -> None:
+def test_thoughts_end_at_the_budget(budgeted, greedy):
     rows = [list(one.ids) for one in budgeted.generate([QUESTION], n=8, greedy=greedy, max_new_tokens=16)]
     free = rloo_kit.load_policy("tiny", seed=0).generate([QUESTION], n=8, greedy=greedy, max_new_tokens=16)
     assert max(thoughts(rows)) == LIMIT < max(thoughts([list(one.ids) for one in free]))
     assert all(CLOSE in row for row in rows if OPEN in row)
 
 
-def test_a_thought_that_goes_on_keeps_its_budget(budgeted: rloo_kit.Policy) -> None:
+def test_a_thought_that_goes_on_keeps_its_budget(budgeted):
     (cut,) = budgeted.generate([QUESTION], greedy=True, max_new_tokens=3)
     (whole,) = budgeted.generate([QUESTION], greedy=True, max_new_tokens=13, begun=[cut.ids])
     assert whole == budgeted.generate([QUESTION], greedy=True, max_new_tokens=16)[0]
@@ -210,9 +203,7 @@ def test_a_thought_that_goes_on_keeps_its_budget(budgeted: rloo_kit.Policy) -> N
 
 @pytest.mark.training
 @pytest.mark.parametrize("how", [{}, {"fast_sampling": False}, {"beta": 0.05}, {"generation_rows": 3}])
-def test_the_update_ignores_what_was_forced(
-    how: dict[str, Any], budgeted: rloo_kit.Policy, make_trainer: Any, monkeypatch: Any
-) -> None:
+def test_the_update_ignores_what_was_forced(how, budgeted, make_trainer, monkeypatch):
     seen: list[dict[str, torch.Tensor]] = []
     trainer = make_trainer(model=budgeted, max_completion_length=12, max_steps=1, **how)
     inner = trainer._compute_loss

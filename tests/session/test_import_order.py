@@ -8,14 +8,13 @@ import sys
 import tomllib
 import warnings
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 import rloo_kit
 from rloo_kit.session import import_order, versions
-from tests.conftest import ROOT, Script
+from tests.conftest import ROOT
 
 from .conftest import UNSET
 
@@ -37,13 +36,13 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize("first", ["unsloth", "transformers"])
-def test_whichever_library_is_imported_first_unsloth_comes_before_it(first: str, script: Script) -> None:
+def test_whichever_library_is_imported_first_unsloth_comes_before_it(first, script):
     done = script(f"{UNSET}import rloo_kit\n{IMPORT_FIRST}", first)
     assert json.loads(done.stdout) == {"unsloth warns": False, "hooks": 0, "one module": True, "loaders": True}
     assert done.stderr == "", "silent also without prepare()"
 
 
-def test_without_the_kit_unsloth_warns(script: Script) -> None:
+def test_without_the_kit_unsloth_warns(script):
     """So that the test above can fail."""
     assert json.loads(script(UNSET + IMPORT_FIRST, "transformers").stdout.splitlines()[-1])["unsloth warns"]
 
@@ -56,7 +55,7 @@ rloo_kit.prepare(dotenv=None)
 """
 
 
-def test_a_library_imported_before_is_named_by_a_warning_and_by_prepare(script: Script) -> None:
+def test_a_library_imported_before_is_named_by_a_warning_and_by_prepare(script):
     said = script(TOO_EARLY, check=False).stderr
     todo = "restart the kernel and make `import rloo_kit` its first line"
     named = f"(?s)unsloth has to be imported before.*?trl came before rloo_kit.*?{todo}"
@@ -75,16 +74,16 @@ for name in ("transformers", "trl"):
 """
 
 
-def test_a_failed_import_leaves_the_hook(script: Script) -> None:
+def test_a_failed_import_leaves_the_hook(script):
     assert script(FAILING).stdout == "transformers\ntrl\n"
 
 
-def test_no_other_room_writes_the_environment() -> None:
+def test_no_other_room_writes_the_environment():
     files = [path for path in Path(rloo_kit.__file__).parent.rglob("*.py") if path.parent.name != "session"]
     assert [p.name for p in files if "os.environ[" in p.read_text() or "putenv" in p.read_text()] == []
 
 
-def test_the_names_that_type_checkers_see_are_those_that_load_when_used() -> None:
+def test_the_names_that_type_checkers_see_are_those_that_load_when_used():
     tree = ast.parse(Path(rloo_kit.__file__).read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     imported = [node for node in block.body if isinstance(node, ast.ImportFrom)]
@@ -101,9 +100,7 @@ def test_the_names_that_type_checkers_see_are_those_that_load_when_used() -> Non
     [(9751, 384, 936, "1"), (5001, 256, 320, "1"), (2619, 5120, 3350, None), (None, None, 0, "1")],
     ids=["RTX 3090", "T4", "H100", "no GPU"],
 )
-def test_4_bit_products_are_for_memory_that_is_slow_by_the_data_sheet(
-    megahertz: int | None, bits: int | None, gigabytes: int, fused: str | None, monkeypatch: Any
-) -> None:
+def test_4_bit_products_are_for_memory_that_is_slow_by_the_data_sheet(megahertz, bits, gigabytes, fused, monkeypatch):
     pynvml = Mock(NVMLError=RuntimeError)
     pynvml.nvmlInit.side_effect = None if megahertz else RuntimeError
     pynvml.nvmlDeviceGetMaxClockInfo.return_value = megahertz
@@ -122,15 +119,13 @@ DEPENDENCIES = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["
 
 @pytest.mark.parametrize(("policy", "spins"), [({}, "1000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "30000000000")])
 @pytest.mark.skipif(sys.platform != "linux", reason="torch has libgomp on Linux alone")
-def test_threads_that_wait_do_not_spin_for_long_unless_the_user_says_how_they_wait(
-    policy: dict[str, str], spins: str, script: Script
-) -> None:
+def test_threads_that_wait_do_not_spin_for_long_unless_the_user_says_how_they_wait(policy, spins, script):
     code = "from rloo_kit.session import import_order\nimport_order.apply_settings()\nimport torch"
     shown = script(UNSET + code, OMP_DISPLAY_ENV="VERBOSE", **policy).stderr
     assert f"GOMP_SPINCOUNT = '{spins}'" in shown
 
 
-def test_a_release_outside_its_range_is_warned_of_once_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_outside_its_range_is_warned_of_once_with_what_to_do(monkeypatch):
     installed = dict(versions.TESTED)
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: [*DEPENDENCIES, "trl==0; extra == 'x'"])
     monkeypatch.setattr(versions, "version_of", installed.__getitem__)

@@ -50,13 +50,13 @@ DOWNGRADED: dict[str, tuple[Launch, tuple[str, ...]]] = {
 }
 
 
-def test_what_was_asked_for_and_given_passes() -> None:
+def test_what_was_asked_for_and_given_passes():
     for case, (environment, settings, count, kind) in GIVEN.items():
         assert downgrade(count, kind, on_cpu=True, environment=environment, **settings) is None, case
 
 
 @pytest.mark.parametrize("case", DOWNGRADED)
-def test_what_was_not_given_is_said_in_three_parts(case: str) -> None:
+def test_what_was_not_given_is_said_in_three_parts(case):
     (environment, settings, count, kind), words = DOWNGRADED[case]
     error = downgrade(count, kind, on_cpu=True, environment=environment, **settings)
     assert len(str(error).splitlines()) == 3
@@ -65,7 +65,7 @@ def test_what_was_not_given_is_said_in_three_parts(case: str) -> None:
     assert f"accelerate launch --config_file {multi_process.CONFIGS}/" in str(on_gpu)
 
 
-def test_only_the_main_process_speaks(monkeypatch: Any, capsys: Any) -> None:
+def test_only_the_main_process_speaks(monkeypatch, capsys):
     for name in (*multi_process.COUNTS, *multi_process.RANKS):
         monkeypatch.delenv(name, raising=False)
     for environment, speaks in (({}, True), (TWO, True), (TWO | {"RANK": "1"}, False), ({"RANK": "1"}, True)):
@@ -80,7 +80,7 @@ def test_only_the_main_process_speaks(monkeypatch: Any, capsys: Any) -> None:
         assert all(one.filename == __file__ for one in caught)
 
 
-def test_a_trainer_that_was_launched_for_more_stops_before_it_samples(make_trainer: Any, monkeypatch: Any) -> None:
+def test_a_trainer_that_was_launched_for_more_stops_before_it_samples(make_trainer, monkeypatch):
     monkeypatch.setenv(multi_process.BY_LAUNCH, "False")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with pytest.raises(ConfigError, match="the launch asked for several processes"):
@@ -88,7 +88,7 @@ def test_a_trainer_that_was_launched_for_more_stops_before_it_samples(make_train
 
 
 @pytest.mark.parametrize("number", ["2", "1"])
-def test_what_accelerate_launch_leaves_in_one_process(number: str, monkeypatch: Any) -> None:
+def test_what_accelerate_launch_leaves_in_one_process(number, monkeypatch):
     """Pinned: prepare_simple_launcher_cmd_env sets MASTER_ADDR where it drops processes, and nothing else tells."""
     from accelerate.commands.launch import launch_command_parser
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
@@ -102,7 +102,7 @@ def test_what_accelerate_launch_leaves_in_one_process(number: str, monkeypatch: 
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero2", "zero3", "fsdp2"])
-def test_accelerate_takes_the_configuration_of_every_engine(engine: str) -> None:
+def test_accelerate_takes_the_configuration_of_every_engine(engine):
     from accelerate.commands.config.config_args import ClusterConfig
 
     config = ClusterConfig.from_yaml_file(yaml_file=str(ROOT / multi_process.CONFIGS / f"{engine}.yaml"))

@@ -11,7 +11,7 @@ from rloo_kit.session import output
 from rloo_kit.session.output import quiet
 
 
-def test_a_long_name_keeps_its_beginning_and_its_end() -> None:
+def test_a_long_name_keeps_its_beginning_and_its_end():
     assert output.shortened("a" * 26) == "a" * 26
     assert output.shortened("beginning" + "x" * 40 + "ending") == "beginningxxx…xxxxxxxending"
 
@@ -48,9 +48,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Cell:
     return cell
 
 
-def test_all_that_is_said_is_one_output_with_the_last_picture_above_it(
-    notebook: Cell, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_that_is_said_is_one_output_with_the_last_picture_above_it(notebook, capsys):
     with output.one_output():
         assert notebook.outputs == [], "nothing is shown before something is said"
         output.say("step 1 < 2")
@@ -69,7 +67,7 @@ def test_all_that_is_said_is_one_output_with_the_last_picture_above_it(
     assert [one["text/plain"] for one in notebook.outputs][1:] == ["another run"]
 
 
-def test_elsewhere_lines_are_printed_and_pictures_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_elsewhere_lines_are_printed_and_pictures_are_not_shown(capsys):
     with output.one_output():
         output.say("step 1")
         output.show(b"picture")
@@ -77,7 +75,7 @@ def test_elsewhere_lines_are_printed_and_pictures_are_not_shown(capsys: pytest.C
     assert capsys.readouterr().out == "step 1\n"
 
 
-def test_fast_steps_send_no_more_than_a_server_lets_through_and_the_last_line_is_shown(notebook: Cell) -> None:
+def test_fast_steps_send_no_more_than_a_server_lets_through_and_the_last_line_is_shown(notebook):
     with contextlib.suppress(KeyboardInterrupt), output.one_output():
         output.show(b"p" * 100_000)
         for number in range(100):  # ten a second
@@ -91,7 +89,7 @@ def test_fast_steps_send_no_more_than_a_server_lets_through_and_the_last_line_is
 # --- lines that are dropped ---
 
 
-def test_known_lines_are_dropped_and_others_get_through_also_one_without_a_newline(capsys: Any) -> None:
+def test_known_lines_are_dropped_and_others_get_through_also_one_without_a_newline(capsys):
     with quiet():
         print("🦥 Unsloth\n==((====))==  Unsloth 2026.10.9: Fast Qwen3 patching. Transformers: 5.17.0.")
         print("one\n\nUnsloth: Switching to float32 training", end="")

@@ -22,17 +22,17 @@ from tests.memory.conftest import fake_cuda
 from .conftest import NO_PROXY, NOWHERE, SECRET
 
 
-def test_import_rloo_kit_loads_nothing_heavy_and_a_look_up_gets_the_true_answer(first_cells: Any) -> None:
+def test_import_rloo_kit_loads_nothing_heavy_and_a_look_up_gets_the_true_answer(first_cells):
     assert first_cells.shown["import"].strip() == "[]"
     assert first_cells.shown["look-up"].strip() == "True True False"
 
 
-def test_a_first_cell_and_loading_print_nothing_that_looks_like_a_fault(first_cells: Any) -> None:
+def test_a_first_cell_and_loading_print_nothing_that_looks_like_a_fault(first_cells):
     assert first_cells.shown["load"] == first_cells.stderr == ""
     assert "nsloth:" not in first_cells.shown["prepare"]
 
 
-def test_prepare_shows_a_few_lines_and_sets_what_it_shows(first_cells: Any) -> None:
+def test_prepare_shows_a_few_lines_and_sets_what_it_shows(first_cells):
     screen, state = first_cells.shown["prepare"], json.loads(first_cells.shown["state"])
     assert len(screen.splitlines()) == 4
     assert max(map(len, screen.splitlines())) < 100
@@ -45,7 +45,7 @@ def test_prepare_shows_a_few_lines_and_sets_what_it_shows(first_cells: Any) -> N
     assert state["env.offline"] is state["hub.offline"] is True, "set before the hub library reads it"
 
 
-def test_a_variable_that_is_set_wins_over_the_file_and_no_value_of_it_is_shown(first_cells: Any) -> None:
+def test_a_variable_that_is_set_wins_over_the_file_and_no_value_of_it_is_shown(first_cells):
     state = json.loads(first_cells.shown["state"])
     assert (state["MINE"], state["ABOVE"], state["HF_TOKEN"]) == ("from-shell", "from-above", SECRET)
     assert ["HF_TOKEN", "(not shown)", "set by .env"] in state["variables"]
@@ -53,13 +53,13 @@ def test_a_variable_that_is_set_wins_over_the_file_and_no_value_of_it_is_shown(f
     assert SECRET not in first_cells.stderr + state["repr"]
 
 
-def test_what_came_too_late_and_a_named_file_that_is_missing_are_reported(first_cells: Any) -> None:
+def test_what_came_too_late_and_a_named_file_that_is_missing_are_reported(first_cells):
     late = first_cells.shown["late"]
     assert "UNSLOTH_COMPILE_LOCATION, OMP_NUM_THREADS: set after torch, unsloth had been imported" in late
     assert "nowhere.env was not found" in first_cells.shown["missing"]
 
 
-def test_a_hub_library_that_has_read_its_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_library_that_has_read_its_variable_is_reported(monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -68,20 +68,20 @@ def test_a_hub_library_that_has_read_its_variable_is_reported(monkeypatch: pytes
     assert "The hub is out of reach, but huggingface_hub had read HF_HUB_OFFLINE" in str(late)
 
 
-def test_an_unreachable_hub_is_found_out_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_found_out_within_seconds(monkeypatch):
     for name, value in {**NO_PROXY, "HF_ENDPOINT": NOWHERE}.items():
         monkeypatch.setenv(name, value)
     assert prepare._hub_reachable(seconds=1.0) is False
 
 
-def test_another_trl_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_trl_is_an_error(monkeypatch):
     monkeypatch.setattr(prepare, "outside", lambda: {"trl": "is outside"})
     monkeypatch.setattr(prepare, "version_of", lambda name: "1.16.0")
     with pytest.raises(VersionError, match=r"trl 1\.16\.0[\s\S]*pip install trl==1\.15\.0"):
         prepare.prepare(dotenv=None, offline=True)
 
 
-def test_a_cpu_computes_in_bfloat16_only_where_the_user_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_computes_in_bfloat16_only_where_the_user_asked(monkeypatch):
     """Also where unsloth was imported before the kit, too late to set the variable: then it is None."""
     for values, dtype in (((None, "0", ""), "float32"), (("1", " True"), "bfloat16")):
         for value in values:
@@ -98,9 +98,7 @@ def let_nothing_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
     ("bf16", "system", "release", "spills"),
     [(True, "posix", "6.8.0", False), (False, "posix", "5-microsoft-WSL2", True), (True, "nt", "10", True)],
 )
-def test_on_a_gpu_its_dtype_is_shown_and_windows_driver_is_warned_of(
-    bf16: bool, system: str, release: str, spills: bool, monkeypatch: Any
-) -> None:
+def test_on_a_gpu_its_dtype_is_shown_and_windows_driver_is_warned_of(bf16, system, release, spills, monkeypatch):
     let_nothing_be_late(monkeypatch)
     fake_cuda(monkeypatch)
     monkeypatch.setitem(sys.modules, "unsloth", SimpleNamespace(is_bfloat16_supported=lambda: bf16))
@@ -116,7 +114,7 @@ def test_on_a_gpu_its_dtype_is_shown_and_windows_driver_is_warned_of(
     assert [import_order.FUSED_4BIT in here for here in names] == [True, False], "nor this on a CPU"
 
 
-def test_two_variables_switch_a_notebooks_policy_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_variables_switch_a_notebooks_policy_and_length(monkeypatch):
     def prepared(model: str, steps: str) -> rloo_kit.Environment:
         monkeypatch.setenv("RLOO_KIT_MODEL", model)
         monkeypatch.setenv("RLOO_KIT_STEPS", steps)
@@ -148,7 +146,7 @@ def dotenv(folder: Path, content: str | bytes) -> Path:
     return file
 
 
-def test_a_second_prepare_shows_no_value_of_the_file_either(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_second_prepare_shows_no_value_of_the_file_either(tmp_path, monkeypatch):
     """The first has set them, so that to the second they are the environment's."""
     file = dotenv(tmp_path, f"HF_HOME={VALUE}\nMINE={VALUE}\n")
     monkeypatch.setenv("MINE", VALUE)
@@ -160,7 +158,7 @@ def test_a_second_prepare_shows_no_value_of_the_file_either(tmp_path: Path, monk
         assert ("HF_HOME", "(not shown)", "set by .env") in shown.variables
 
 
-def test_a_value_of_the_file_stays_out_of_errors_and_of_other_variables(tmp_path: Path) -> None:
+def test_a_value_of_the_file_stays_out_of_errors_and_of_other_variables(tmp_path):
     prepare._load_dotenv(dotenv(tmp_path, f"PASSWORD={VALUE}\nON=1\n"), [])
     error = ConfigError(f"no {VALUE} at 1", where=f"here, {VALUE}/run", todo=f"drop {VALUE}")
     assert VALUE not in str(error) + repr(error) + "".join(vars(error).values())
@@ -169,13 +167,13 @@ def test_a_value_of_the_file_stays_out_of_errors_and_of_other_variables(tmp_path
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
-def test_another_encoding_is_named_without_the_files_bytes(encoding: str, tmp_path: Path) -> None:
+def test_another_encoding_is_named_without_the_files_bytes(encoding, tmp_path):
     with pytest.raises(ConfigError, match=r"not UTF-8 text[\s\S]*some\.env") as raised:
         prepare._load_dotenv(dotenv(tmp_path, f"A=1\nB={VALUE}é\n".encode(encoding)), [])
     assert VALUE not in "".join(traceback.format_exception(raised.value))
 
 
-def test_a_config_shows_and_stores_no_token_and_no_value_of_the_file(tmp_path: Path) -> None:
+def test_a_config_shows_and_stores_no_token_and_no_value_of_the_file(tmp_path):
     """As a cell's last line, and in the training_args.bin that a checkpoint has and people publish; a copy keeps it."""
     prepare._load_dotenv(dotenv(tmp_path, f"WHO={VALUE}\n"), [])
     token, model = "hf_" + "y" * 30, {"token": "a-token-of-another-form", "revision": "v2"}

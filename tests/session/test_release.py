@@ -4,7 +4,6 @@ import gc
 import re
 import sys
 import weakref
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -46,7 +45,7 @@ def train():
 
 
 @pytest.mark.usefixtures("jupyter")
-def test_after_a_real_training_run_in_a_notebook_nothing_of_the_model_is_left(tmp_path: Path) -> None:
+def test_after_a_real_training_run_in_a_notebook_nothing_of_the_model_is_left(tmp_path):
     """8 MiB of weights and twice that of Adam's moments; kept by names, Out, a traceback and a list."""
     with run_kernel() as (_, run):
         run(TRAINED.replace("FOLDER", repr(str(tmp_path))))
@@ -69,7 +68,7 @@ def four_mib() -> torch.nn.Linear:
 Policy = SimpleNamespace
 
 
-def test_without_holders_every_name_of_a_model_goes_and_nothing_else() -> None:
+def test_without_holders_every_name_of_a_model_goes_and_nothing_else():
     optimizer = torch.optim.SGD(four_mib().parameters())
     goes = {"model": four_mib(), "policy": Policy(model=four_mib()), "optimizer": optimizer}
     goes |= {"schedule": torch.optim.lr_scheduler.ConstantLR(optimizer)}
@@ -80,7 +79,7 @@ def test_without_holders_every_name_of_a_model_goes_and_nothing_else() -> None:
     assert namespace.keys() == stays.keys()
 
 
-def test_with_holders_only_their_names_and_those_of_their_parts_go() -> None:
+def test_with_holders_only_their_names_and_those_of_their_parts_go():
     """A holder that holds no model takes no name with it."""
     policy, other = Policy(model=torch.nn.Sequential(four_mib())), Policy(model=four_mib())
     nothing = [None, 42, "x", torch, torch.nn.Linear, len]
@@ -91,7 +90,7 @@ def test_with_holders_only_their_names_and_those_of_their_parts_go() -> None:
     assert namespace == stays
 
 
-def test_an_error_that_is_being_handled_or_was_shown_last_lets_go_of_its_variables() -> None:
+def test_an_error_that_is_being_handled_or_was_shown_last_lets_go_of_its_variables():
     def fail(size: int) -> None:
         activations = torch.ones(size, MIB // 4)
         raise MemoryError(len(activations))
@@ -117,7 +116,7 @@ class Odd:
         raise RuntimeError(name)
 
 
-def test_odd_things_are_passed_over() -> None:
+def test_odd_things_are_passed_over():
     freed = SimpleNamespace(accelerator=SimpleNamespace(free_memory=lambda: 1 / 0))
     things = (Odd(), freed, MagicMock(), torch.zeros(2, device="meta"), torch.zeros(2, 2).to_sparse())
     odd = {f"odd_{number}": thing for number, thing in enumerate(things)}
@@ -127,7 +126,7 @@ def test_odd_things_are_passed_over() -> None:
     release(*things, namespace=odd)
 
 
-def test_bitsandbytes_forgets_the_embeddings_of_what_is_released_and_keeps_others() -> None:
+def test_bitsandbytes_forgets_the_embeddings_of_what_is_released_and_keeps_others():
     bitsandbytes = pytest.importorskip("bitsandbytes")
     manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
     manager.initialize()
@@ -151,7 +150,7 @@ def named(result: Released) -> dict[str, int]:
     return {re.sub(r", line \d+", "", who): held // MIB for who, held in result.holders if held >= MIB}
 
 
-def test_a_storage_counts_once_and_a_gradient_counts() -> None:
+def test_a_storage_counts_once_and_a_gradient_counts():
     namespace = {"model": four_mib()}
     namespace["view"] = namespace["model"].weight.detach()[:10]
     namespace["model"].weight.sum().backward()
@@ -162,7 +161,7 @@ def test_a_storage_counts_once_and_a_gradient_counts() -> None:
     assert first.held_bytes - release(namespace=namespace).held_bytes == 4 * MIB
 
 
-def test_what_still_holds_a_model_is_named_and_looking_at_it_does_not_hold_it() -> None:
+def test_what_still_holds_a_model_is_named_and_looking_at_it_does_not_hold_it():
     model = four_mib()
     holders = named(release(namespace={"kept": {"in": model}, "free": [1, 2]}))
     function = test_what_still_holds_a_model_is_named_and_looking_at_it_does_not_hold_it.__name__

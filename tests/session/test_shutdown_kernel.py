@@ -54,7 +54,7 @@ def is_soon_gone(pid: int) -> bool:
 # --- runners and scripts ----------------------------------------------------------------------------------
 
 
-def test_a_runner_sees_every_cell_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runner_sees_every_cell_through(tmp_path, monkeypatch):
     """nbconvert, papermill and nbval run cells by nbclient; with a cell below there is no error, and it runs."""
     monkeypatch.setenv("VSCODE_GIT_IPC_HANDLE", "x")  # a terminal's of VS Code, not a notebook's
     sources = ("40 + 2", SHUT_DOWN, "import time; time.sleep(1.2); 'be' + 'low'")
@@ -65,7 +65,7 @@ def test_a_runner_sees_every_cell_through(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("program", [["-c"], ["-m", "IPython", "--quick", "--no-banner", "-c"]])
-def test_in_a_script_and_a_terminal_it_returns_at_once_silently(program: list[str], server: Server) -> None:
+def test_in_a_script_and_a_terminal_it_returns_at_once_silently(program, server):
     # A script that a notebook starts inherits the variables that name the server and VS Code.
     env = os.environ | {"JPY_PARENT_PID": str(server.process.pid), "VSCODE_PID": "1"}
     command = [sys.executable, *program, f"import time\n{SHUT_DOWN}\ntime.sleep(1.5)\nprint('went on')"]
@@ -143,7 +143,7 @@ def server(jupyter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         one.kill()
 
 
-def test_on_a_server_the_kernel_is_soon_gone_and_stays_gone(server: Server) -> None:
+def test_on_a_server_the_kernel_is_soon_gone_and_stays_gone(server):
     """Also one with a thread that does not end, and one that was started without a session."""
     pages = [server.open_page(), server.open_page(session=False)]
     pages[0].run(HUNG_THREAD)
@@ -156,7 +156,7 @@ def test_on_a_server_the_kernel_is_soon_gone_and_stays_gone(server: Server) -> N
     assert server.token not in server.log.read_text()
 
 
-def test_cells_below_cancel_it_and_a_frontends_own_code_does_not(server: Server) -> None:
+def test_cells_below_cancel_it_and_a_frontends_own_code_does_not(server):
     page = server.open_page()
     printed = page.run(SHUT_DOWN, "import time; time.sleep(2); print('below')", "print('and below')")
     assert printed == ["", "below\n", "and below\n"]
@@ -168,7 +168,7 @@ def test_cells_below_cancel_it_and_a_frontends_own_code_does_not(server: Server)
     assert is_soon_gone(page.pid)
 
 
-def test_a_server_that_refuses_loses_the_process_all_the_same(server: Server) -> None:
+def test_a_server_that_refuses_loses_the_process_all_the_same(server):
     page = server.open_page()
     page.run(
         "import rloo_kit.session.shutdown_kernel as k; real = k._find_server()",
@@ -180,7 +180,7 @@ def test_a_server_that_refuses_loses_the_process_all_the_same(server: Server) ->
     server.api.delete(f"kernels/{page.kernel_id}")
 
 
-def test_a_kernel_that_its_server_does_not_know_is_left_alone(server: Server) -> None:
+def test_a_kernel_that_its_server_does_not_know_is_left_alone(server):
     """A runner inside a server (an export that executes, a scheduler) ends its kernels itself."""
     with run_kernel() as (pid, run):
         run(f"import os; os.environ['JPY_PARENT_PID'] = '{server.process.pid}'")
@@ -201,7 +201,7 @@ model = Module()
 """
 
 
-def test_a_kernel_of_vs_code_lets_go_of_models_and_ends_after_its_cell(tmp_path: Path) -> None:
+def test_a_kernel_of_vs_code_lets_go_of_models_and_ends_after_its_cell(tmp_path):
     """VS Code starts kernels without a server; a thread that does not end delays the end, not the release."""
     freed = f"freed = weakref.finalize(model, pathlib.Path({str(tmp_path / 'freed')!r}).touch)"
     with run_kernel(VSCODE_CWD="/") as (pid, run):

@@ -217,14 +217,14 @@ def check(error: BaseException, case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", of("config"))
-def test_a_bad_setting_is_refused_by_name(name: str) -> None:
+def test_a_bad_setting_is_refused_by_name(name):
     with pytest.raises(ConfigError) as caught:
         rloo_kit.RLOOConfig(**{"output_dir": "out", **SMALL, **CASES[name].config})
     check(caught.value, CASES[name])
 
 
 @pytest.mark.parametrize("name", of("trainer"))
-def test_a_bad_argument_is_refused_before_a_completion_is_sampled(name: str, policy: Any, task: Any) -> None:
+def test_a_bad_argument_is_refused_before_a_completion_is_sampled(name, policy, task):
     case = CASES[name]
     given = {"model": policy, "reward_funcs": random_rewards, "train_dataset": task.train}
     given |= case.arguments(policy)
@@ -235,7 +235,7 @@ def test_a_bad_argument_is_refused_before_a_completion_is_sampled(name: str, pol
 
 
 @pytest.mark.parametrize("name", of("step"))
-def test_a_bad_value_stops_the_step_that_it_comes_in(name: str, make_trainer: Any, policy: Any) -> None:
+def test_a_bad_value_stops_the_step_that_it_comes_in(name, make_trainer, policy):
     case = CASES[name]
     trainer = make_trainer(**SMALL | case.config, **case.arguments(policy))
     with pytest.raises((RLOOKitError, RewardValueError)) as caught:
@@ -245,9 +245,7 @@ def test_a_bad_value_stops_the_step_that_it_comes_in(name: str, make_trainer: An
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_is_odd_and_right_trains_without_a_word(
-    name: str, make_trainer: Any, policy: Any, recwarn: Any, tmp_path: Any, monkeypatch: Any
-) -> None:
+def test_what_is_odd_and_right_trains_without_a_word(name, make_trainer, policy, recwarn, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     case = RIGHT[name]
     trainer = make_trainer(**{"reward_funcs": random_rewards} | case.config | case.arguments(policy))
@@ -259,7 +257,7 @@ def test_what_is_odd_and_right_trains_without_a_word(
     json.loads(trainer.args.to_json_string())
 
 
-def test_a_doubt_is_spoken_of_once_and_at_the_line_that_gave_it(make_trainer: Any, policy: Any, task: Any) -> None:
+def test_a_doubt_is_spoken_of_once_and_at_the_line_that_gave_it(make_trainer, policy, task):
     with pytest.warns(UserWarning, match="top_p") as caught:
         make_trainer(args=rloo_kit.RLOOConfig(top_p=0.95))
     assert [(str(one.message)[:10], one.filename) for one in caught] == [("top_p=0.95", __file__)]

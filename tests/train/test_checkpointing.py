@@ -28,9 +28,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_what_a_user_keeps_beside_checkpoints_survives_resuming_saving_and_a_limit(
-    make_trainer: Any, run: Path, tmp_path: Path
-) -> None:
+def test_what_a_user_keeps_beside_checkpoints_survives_resuming_saving_and_a_limit(make_trainer, run, tmp_path):
     """What has a checkpoint's exact name is moved out of the way, and nothing is deleted."""
     elsewhere, named = tmp_path / "elsewhere", run / "checkpoint-400"
     for folder in (run / "checkpoint-notes-2024", run / "checkpoint-2024-notes", named, elsewhere):
@@ -54,9 +52,7 @@ def test_what_a_user_keeps_beside_checkpoints_survives_resuming_saving_and_a_lim
 
 
 @pytest.mark.parametrize(("limit", "best", "left"), [(0, 1, [1, 2, 10, 11]), (3, 11, [2, 10, 11]), (1, 1, [1, 11])])
-def test_the_limit_counts_the_kits_checkpoints_and_keeps_the_best_and_the_newest(
-    tmp_path: Path, limit: int, best: int, left: list[int]
-) -> None:
+def test_the_limit_counts_the_kits_checkpoints_and_keeps_the_best_and_the_newest(tmp_path, limit, best, left):
     for step in (1, 2, 10, 11):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / MANIFEST).touch()
@@ -66,9 +62,7 @@ def test_the_limit_counts_the_kits_checkpoints_and_keeps_the_best_and_the_newest
     assert sorted(found) == sorted([*left, 5])
 
 
-def test_a_best_step_that_was_never_saved_leaves_the_best_of_those_that_were(
-    make_trainer: Any, run: Path, task: Any
-) -> None:
+def test_a_best_step_that_was_never_saved_leaves_the_best_of_those_that_were(make_trainer, run, task):
     def scored(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float]:
         return [(0.0, 0.0, 5.0, 6.0, 1.0)[trainer_state.global_step]] * len(completions)
 
@@ -122,7 +116,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("damage", FAULTS)
-def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path: Path, damage: str) -> None:
+def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path, damage):
     whole, folder = checkpoint(tmp_path / "checkpoint-2", 2), sealed(tmp_path / "checkpoint-4")
     make, message = FAULTS[damage]
     make(folder)
@@ -131,7 +125,7 @@ def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path: Path, damage: str) ->
     assert is_ours(folder) == (damage != "none, of plain TRL")
 
 
-def test_only_an_exact_name_with_a_manifest_inside_and_no_link_is_a_runs_to_delete(tmp_path: Path) -> None:
+def test_only_an_exact_name_with_a_manifest_inside_and_no_link_is_a_runs_to_delete(tmp_path):
     assert is_ours(sealed(tmp_path / "checkpoint-4"))
     (tmp_path / "checkpoint-6").symlink_to(sealed(tmp_path / "copied", 6))
     (tmp_path / "checkpoint-7").write_text("a file")
@@ -144,7 +138,7 @@ def test_only_an_exact_name_with_a_manifest_inside_and_no_link_is_a_runs_to_dele
     assert [folder.name for folder, _ in passed_over] == ["checkpoint-10", "checkpoint-8", "checkpoint-7"]
 
 
-def test_a_path_that_is_no_checkpoint_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+def test_a_path_that_is_no_checkpoint_is_refused_with_those_that_there_are(tmp_path):
     run = tmp_path / "run"
     with pytest.raises(ConfigError, match=r"(?s)does not exist.*call train\(\) without it to start at"):
         checkpointing.check_whole(tmp_path / "checkpoint-2", run)
@@ -155,8 +149,8 @@ def test_a_path_that_is_no_checkpoint_is_refused_with_those_that_there_are(tmp_p
 
 
 def test_a_folder_of_another_run_or_one_that_cannot_be_written_to_is_refused_before_the_first_step(
-    make_trainer: Any, tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make_trainer, tmp_path, run, monkeypatch
+):
     trainer = make_trainer()
     with run_lock(run), pytest.raises(RunFolderError, match="another run has this folder"):
         trainer.train()
@@ -173,9 +167,7 @@ def test_a_folder_of_another_run_or_one_that_cannot_be_written_to_is_refused_bef
         trainer.train()
 
 
-def test_a_disk_that_fills_up_is_named_and_the_last_whole_checkpoint_is_untouched(
-    make_trainer: Any, run: Path, small_files: Any
-) -> None:
+def test_a_disk_that_fills_up_is_named_and_the_last_whole_checkpoint_is_untouched(make_trainer, run, small_files):
     trainer = make_trainer(max_steps=3, **{**SAVING, "save_total_limit": 1})
     save = trainer.save_model
 
@@ -195,7 +187,7 @@ def test_a_disk_that_fills_up_is_named_and_the_last_whole_checkpoint_is_untouche
     assert not (run / WRITING).exists(), "half a checkpoint would take the room that is missing"
 
 
-def test_the_last_whole_checkpoint_before_the_weights_were_nan_is_named(make_trainer: Any, run: Path) -> None:
+def test_the_last_whole_checkpoint_before_the_weights_were_nan_is_named(make_trainer, run):
     class Spoil(TrainerCallback):  # a configuration would be refused for it
         def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
             for group in optimizer.param_groups:
@@ -210,7 +202,7 @@ def test_the_last_whole_checkpoint_before_the_weights_were_nan_is_named(make_tra
     assert fault(run / "checkpoint-1") == ""
 
 
-def test_weights_that_are_not_finite_are_saved_by_nothing(make_trainer: Any, fresh_policy: Any, tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_saved_by_nothing(make_trainer, fresh_policy, tmp_path):
     trainer = make_trainer(model=fresh_policy, **SAVING)
     trainer.train()
     lora = [p for p in fresh_policy.model.parameters() if p.requires_grad]

@@ -18,7 +18,7 @@ from rloo_kit.train import config
 from rloo_kit.train.config import OWN
 
 
-def test_what_the_kit_does_not_name_stays_trls() -> None:
+def test_what_the_kit_does_not_name_stays_trls():
     ours, theirs = rloo_kit.RLOOConfig(), trl.RLOOConfig(output_dir="x", bf16=False)
     named = {*rloo_kit.RLOOConfig.__annotations__, "bf16", "fp16"}
     derived = {"generation_batch_size", "steps_per_generation", "accelerator_config", "_n_gpu"}
@@ -27,20 +27,20 @@ def test_what_the_kit_does_not_name_stays_trls() -> None:
 
 
 @pytest.mark.parametrize("name", ["token", "api_key", "misspelt"])
-def test_an_error_never_shows_a_secret(name: str) -> None:
+def test_an_error_never_shows_a_secret(name):
     secret = "hf_" + "x" * 30
     with pytest.raises(ArgumentError) as caught:
         rloo_kit.RLOOConfig(**{name: secret})
     assert secret not in str(caught.value)
 
 
-def test_the_best_checkpoint_is_that_of_the_highest_reward() -> None:
+def test_the_best_checkpoint_is_that_of_the_highest_reward():
     """transformers would take that of the lowest loss."""
     settings = rloo_kit.RLOOConfig(save_strategy="best", eval_strategy="steps", load_best_model_at_end=True)
     assert (settings.metric_for_best_model, settings.greater_is_better) == ("eval_reward", True)
 
 
-def test_the_command_line_parser_of_trl_takes_the_kits_config() -> None:
+def test_the_command_line_parser_of_trl_takes_the_kits_config():
     line = ["--output_dir", "run", "--num_generations", "8", "--per_device_train_batch_size", "8"]
     line += ["--single_pass", "false", "--chat_template_kwargs", '{"enable_thinking": false}']
     (parsed,) = trl.TrlParser((rloo_kit.RLOOConfig,)).parse_args_and_config(line)
@@ -51,13 +51,13 @@ def test_the_command_line_parser_of_trl_takes_the_kits_config() -> None:
 # --- the method -------------------------------------------------------------------------------------------
 
 
-def test_the_kl_estimator_is_the_fields_for_its_place() -> None:
+def test_the_kl_estimator_is_the_fields_for_its_place():
     assert rloo_kit.RLOOConfig().kl_estimator == "k1", "in the reward, as in TRL's RLOO"
     assert rloo_kit.RLOOConfig(kl_placement="loss").kl_estimator == "k2"
     assert rloo_kit.RLOOConfig(kl_placement="loss", kl_estimator="k3").kl_estimator == "k3"
 
 
-def test_an_estimator_of_ones_own_is_kept_by_name_so_that_the_config_can_be_saved() -> None:
+def test_an_estimator_of_ones_own_is_kept_by_name_so_that_the_config_can_be_saved():
     def halved(rewards: Any) -> Any:
         return (rewards - rewards.nanmean()) / 2
 
@@ -69,7 +69,7 @@ def test_an_estimator_of_ones_own_is_kept_by_name_so_that_the_config_can_be_save
     assert other.advantage_estimator != again.advantage_estimator, "two functions of one name are two"
 
 
-def test_an_evaluations_batch_holds_whole_groups_where_none_was_asked_for() -> None:
+def test_an_evaluations_batch_holds_whole_groups_where_none_was_asked_for():
     """TRL's own default is 8, and it refuses what does not divide."""
     evaluated = {"eval_strategy": "steps", "eval_steps": 5}
     for k, batch in {2: 4, 3: 6, 4: 4, 8: 8}.items():
@@ -92,16 +92,14 @@ def test_an_evaluations_batch_holds_whole_groups_where_none_was_asked_for() -> N
         ("bf16", {"fp16": False}, {"bf16": True, "fp16": False}, ""),  # as command lines always pass
     ],
 )
-def test_the_device_decides_about_the_precision_or_the_configuration(
-    gpu: str, given: dict[str, Any], expected: dict[str, bool], said: str, monkeypatch: Any, recwarn: Any
-) -> None:
+def test_the_device_decides_about_the_precision_or_the_configuration(gpu, given, expected, said, monkeypatch, recwarn):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpu))
     monkeypatch.setattr(unsloth, "is_bfloat16_supported", lambda: gpu == "bf16")
     assert config._precision(given) == expected
     assert [said in str(one.message) for one in recwarn] == [True] * bool(said)
 
 
-def test_a_cpu_computes_in_float32_whatever_the_variable_says(make_trainer: Any, monkeypatch: Any) -> None:
+def test_a_cpu_computes_in_float32_whatever_the_variable_says(make_trainer, monkeypatch):
     monkeypatch.setenv(config.PRECISION, "bf16")
     settings = rloo_kit.RLOOConfig(max_steps=1)
     assert settings.mixed_precision == "no"
@@ -111,7 +109,7 @@ def test_a_cpu_computes_in_float32_whatever_the_variable_says(make_trainer: Any,
 # --- what editors and type checkers see -------------------------------------------------------------------
 
 
-def test_every_field_is_in_the_signature_the_kits_first_with_defaults() -> None:
+def test_every_field_is_in_the_signature_the_kits_first_with_defaults():
     parameters = inspect.signature(rloo_kit.RLOOConfig).parameters
     first = ["output_dir", *OWN]
     assert list(parameters)[: len(first)] == first
@@ -135,7 +133,7 @@ def test_every_field_is_in_the_signature_the_kits_first_with_defaults() -> None:
         ({"warmup_steps": 100, "max_steps": 100}, "so learning_rate is never reached"),
     ],
 )
-def test_what_is_legal_and_hardly_meant_is_spoken_of(settings: dict[str, Any], said: str) -> None:
+def test_what_is_legal_and_hardly_meant_is_spoken_of(settings, said):
     with pytest.warns(UserWarning, match=said):
         rloo_kit.RLOOConfig(**settings)
 
@@ -150,7 +148,7 @@ def test_what_is_legal_and_hardly_meant_is_spoken_of(settings: dict[str, Any], s
         {"warmup_steps": 0.1, "max_steps": 10},
     ],
 )
-def test_what_may_be_meant_is_taken_without_a_word(settings: dict[str, Any]) -> None:
+def test_what_may_be_meant_is_taken_without_a_word(settings):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rloo_kit.RLOOConfig(**settings)

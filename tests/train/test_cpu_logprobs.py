@@ -59,9 +59,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     ("rows", "words", "slope"),
     [(3, 5, (1.0, 1.0)), (7, 512, (0.6, 1.0)), (5, 513, (1.0, 0.5)), (520, 1100, (1.3, 2.0))],
 )
-def test_values_and_gradients_are_those_of_float64_and_of_unsloth(
-    rows: int, words: int, slope: tuple[float, float], taken: list[bool]
-) -> None:
+def test_values_and_gradients_are_those_of_float64_and_of_unsloth(rows, words, slope, taken):
     hidden, weight, targets = drawn(rows, words, spread=0.3)
     slopes = torch.randn(rows)
     with in_tiles(entropy=True):
@@ -79,7 +77,7 @@ def test_values_and_gradients_are_those_of_float64_and_of_unsloth(
 
 
 @pytest.mark.parametrize("lead", [-200.0, 0.0, 25.0, 200.0])
-def test_a_token_far_above_or_below_the_others_keeps_its_precision(lead: float) -> None:
+def test_a_token_far_above_or_below_the_others_keeps_its_precision(lead):
     """Its log-probability is not rounded to 0, nor its gradient, nor does anything overflow."""
     weight = torch.randn(1500, WIDTH) * 0.1
     weight[:, 0] = 0.0
@@ -99,7 +97,7 @@ def test_a_token_far_above_or_below_the_others_keeps_its_precision(lead: float) 
     torch.testing.assert_close(gradient.double(), expected, rtol=1e-3, atol=1e-34)
 
 
-def test_one_logit_that_rises_from_tile_to_tile_overflows_nothing() -> None:
+def test_one_logit_that_rises_from_tile_to_tile_overflows_nothing():
     weight = torch.zeros(2100, WIDTH)
     weight[:, 0] = torch.arange(2100) / 10
     hidden, targets = torch.eye(WIDTH)[:1].repeat(2, 1).requires_grad_(), torch.tensor([0, 2050])
@@ -119,7 +117,7 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("why", CHANGES)
-def test_where_tiles_are_not_exact_unsloths_path_is_taken(why: str, taken: list[bool]) -> None:
+def test_where_tiles_are_not_exact_unsloths_path_is_taken(why, taken):
     hidden, weight, targets = drawn(4, 700)
     given = {"hidden": hidden, "weight": weight} | CHANGES[why](hidden, weight)
     targets = targets[: len(given["hidden"])]
@@ -132,7 +130,7 @@ def test_where_tiles_are_not_exact_unsloths_path_is_taken(why: str, taken: list[
         assert mine is None or torch.equal(mine, theirs)
 
 
-def test_the_trainers_log_probabilities_and_entropies_are_stock_trls(make_trainer: Any, taken: list[bool]) -> None:
+def test_the_trainers_log_probabilities_and_entropies_are_stock_trls(make_trainer, taken):
     """Padding on both sides, a temperature; the LoRA's gradients too."""
     trainer = make_trainer(temperature=0.7)
     trainer.model.train()

@@ -45,16 +45,14 @@ def infinite_gradient(model: Any) -> Any:
         handle.remove()
 
 
-def test_a_gradient_that_is_not_finite_never_reaches_a_weight(make_trainer: Any, policy: Any) -> None:
+def test_a_gradient_that_is_not_finite_never_reaches_a_weight(make_trainer, policy):
     trainer, before = make_trainer(reward_funcs=random_rewards), trained(policy.model)
     with infinite_gradient(policy.model), pytest.raises(NonFiniteError, match="step 1"):
         trainer.train()
     assert same(trained(policy.model), before)
 
 
-def test_overflows_halve_the_scale_move_no_weight_and_at_last_end_the_run_which_can_begin_again(
-    in_half: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overflows_halve_the_scale_move_no_weight_and_at_last_end_the_run_which_can_begin_again(in_half, monkeypatch):
     monkeypatch.setattr(finite_gradients, "FIRST_LOSS_SCALE", 2.0)
     trainer = in_half(max_steps=8)
     before = trained(trainer.model)

@@ -1,6 +1,5 @@
 """full_finetuning: all weights are trained, beside a second model as the reference, and the plan counts both."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +18,7 @@ RATES = [("float32", 1e-3), ("bfloat16", 3e-2)]
 
 
 @pytest.mark.parametrize(("dtype", "rate"), RATES)
-def test_every_weight_is_trained_and_the_reference_is_the_policy_at_the_start(
-    dtype: str, rate: float, make_trainer: Any
-) -> None:
+def test_every_weight_is_trained_and_the_reference_is_the_policy_at_the_start(dtype, rate, make_trainer):
     policy = rloo_kit.load_policy("tiny", full_finetuning=True, dtype=dtype)
     with torch.no_grad():
         policy.model.model.norm.weight.mul_(1.5)  # the reference is not what the disk has
@@ -39,7 +36,7 @@ def test_every_weight_is_trained_and_the_reference_is_the_policy_at_the_start(
     assert trainer.memory_plan.parts["optimizer state"] == pytest.approx(state, rel=0.01)
 
 
-def test_a_run_that_trains_all_weights_resumes_to_the_bit(make_trainer: Any, tmp_path: Path) -> None:
+def test_a_run_that_trains_all_weights_resumes_to_the_bit(make_trainer, tmp_path):
     def run(folder: str, steps: int, resume: bool = False) -> dict[str, torch.Tensor]:
         policy = rloo_kit.load_policy("tiny", full_finetuning=True)
         settings = {**STEPS, "max_steps": steps, "output_dir": str(tmp_path / folder)}

@@ -6,7 +6,6 @@ since it is read once, at import.
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ FIGURES = {"reward", "kl", "entropy", "zero_variance_groups", "grad_norm", "rewa
 TOKEN = "hf_" + "a" * 24
 
 
-def test_trackio_gets_the_kits_figures_and_no_secret(make_trainer: Any, monkeypatch: Any) -> None:
+def test_trackio_gets_the_kits_figures_and_no_secret(make_trainer, monkeypatch):
     trackio = pytest.importorskip("trackio")
     from trackio.sqlite_storage import SQLiteStorage
 

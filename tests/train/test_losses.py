@@ -21,14 +21,14 @@ CLIP = (0.8, 1.2)
         ("seq-mean-token-sum-norm", [1 / 36] * 4),
     ],
 )
-def test_the_weights_are_those_worked_out_by_hand(aggregation: str, expected: list[float]) -> None:
+def test_the_weights_are_those_worked_out_by_hand(aggregation, expected):
     found = row_weights(aggregation, torch.tensor(LENGTHS), 4, 15, LONGEST)
     torch.testing.assert_close(found, torch.tensor(expected))
     assert found.dtype == torch.float32
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_a_completion_without_a_scored_token_has_a_finite_weight(aggregation: str) -> None:
+def test_a_completion_without_a_scored_token_has_a_finite_weight(aggregation):
     assert row_weights(aggregation, torch.tensor([0, 0]), 2, 0, LONGEST).isfinite().all()
 
 
@@ -49,9 +49,7 @@ def test_a_completion_without_a_scored_token_has_a_finite_weight(aggregation: st
     ],
 )
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_ratio_is_clipped_on_the_side_where_the_step_has_gone_far_enough(
-    level: str, ratio: float, advantage: float, loss: float, slope: float
-) -> None:
+def test_the_ratio_is_clipped_on_the_side_where_the_step_has_gone_far_enough(level, ratio, advantage, loss, slope):
     logps = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
     old, ones = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
     advantages = torch.tensor([advantage], dtype=torch.float64)
@@ -63,7 +61,7 @@ def test_the_ratio_is_clipped_on_the_side_where_the_step_has_gone_far_enough(
     assert logps.grad.item() == pytest.approx(slope)
 
 
-def test_one_ratio_for_the_sequence_is_clipped_where_no_token_is() -> None:
+def test_one_ratio_for_the_sequence_is_clipped_where_no_token_is():
     # five tokens, each 10 % likelier: within the range one by one, 61 % together
     logps, old, mask = torch.full((1, 5), math.log(1.1)), torch.zeros(1, 5), torch.ones(1, 5)
     for level, loss in (("completion", -1.2), ("token", -5.5), ("sequence", -5.5)):
@@ -72,7 +70,7 @@ def test_one_ratio_for_the_sequence_is_clipped_where_no_token_is() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("junk", [-1e4, -math.inf, math.nan])
-def test_what_stands_under_the_mask_changes_neither_loss_nor_gradient(level: str, junk: float) -> None:
+def test_what_stands_under_the_mask_changes_neither_loss_nor_gradient(level, junk):
     mask = torch.tensor([[1.0] * n + [0.0] * (max(LENGTHS) - n) for n in LENGTHS])
     sampled, now = -3 * torch.rand(2, *mask.shape)
     advantages = torch.tensor([1.5, -0.5, 0.0, -1.0])

@@ -19,17 +19,13 @@ EPSILON, EPSILON_HIGH = 0.2, 0.28
         ([[0.7, 0.7], [1.5, 0.7], [0.7, 1.5], [0.7, 0.7]], [4, 1, 7], "of the seven tokens that count"),
     ],
 )
-def test_what_is_clipped_is_counted_where_the_advantage_would_push_on(
-    ratio: Any, expected: list[int], why: str
-) -> None:
+def test_what_is_clipped_is_counted_where_the_advantage_would_push_on(ratio, expected, why):
     taken, mask = torch.tensor([-1.0, 1.0, 1.0, -1.0]), torch.tensor([[1, 1], [1, 1], [1, 0], [1, 1]])
     counts = losses.clip_counts(torch.tensor(ratio), taken, mask, (1 - EPSILON, 1 + EPSILON_HIGH))
     assert counts.tolist() == expected, why
 
 
-def test_the_logged_entropy_is_the_mean_over_sampled_tokens_and_counts_no_padding(
-    make_trainer: Any, loaded_once: Any
-) -> None:
+def test_the_logged_entropy_is_the_mean_over_sampled_tokens_and_counts_no_padding(make_trainer, loaded_once):
     """Of rows of unequal lengths in two micro-batches, against each row by itself; what health judges by."""
     sampled: list[tuple[Any, list[int]]] = []
 

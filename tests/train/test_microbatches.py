@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import Any
 
 import torch
 from hypothesis import given, settings
@@ -13,9 +12,7 @@ from rloo_kit.train.microbatches import lay_out, select
 
 @given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 4), st.data())
 @settings(max_examples=200, deadline=None)
-def test_every_row_is_in_exactly_one_micro_batch_and_none_is_too_full(
-    per_batch: int, batches: int, size: int, data: Any
-) -> None:
+def test_every_row_is_in_exactly_one_micro_batch_and_none_is_too_full(per_batch, batches, size, data):
     count = data.draw(st.integers(0, per_batch * batches))
     most = range(math.ceil(count / per_batch), min(batches, count) + 1)  # what there are blocks for
     needed = data.draw(st.sampled_from([0, *most]))
@@ -55,7 +52,7 @@ lengths = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, 
 
 @given(lengths, st.data())
 @settings(max_examples=200, deadline=None)
-def test_no_token_that_counts_is_cut_and_no_column_of_padding_is_left(rows: list[tuple[int, int]], data: Any) -> None:
+def test_no_token_that_counts_is_cut_and_no_column_of_padding_is_left(rows, data):
     batch = batch_of([p for p, _ in rows], [c for _, c in rows])
     picked = data.draw(st.lists(st.sampled_from(range(len(rows))), min_size=1, unique=True))
     if not batch["completion_ids"].size(1):

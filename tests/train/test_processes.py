@@ -46,7 +46,7 @@ def folder(script: Any, tmp_path_factory: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_two_processes_find_the_gradient_of_one(folder: Path, name: str) -> None:
+def test_two_processes_find_the_gradient_of_one(folder, name):
     runs = [folder / f"{name} {processes}" for processes in (1, 2)]
     alone, shared = (torch.load(run / "gradient.pt", weights_only=True) for run in runs)
     assert alone.keys() == shared.keys()

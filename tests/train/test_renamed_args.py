@@ -2,7 +2,6 @@
 
 import dataclasses
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,9 +30,7 @@ OURS = {item.name for item in dataclasses.fields(trl.RLOOConfig)} | set(OWN)
         ({"scale_rewards": False}, "advantage_estimator", "dr_grpo"),
     ],
 )
-def test_another_recipes_name_is_taken_with_one_warning_that_gives_ours(
-    given: dict[str, Any], name: str, value: Any
-) -> None:
+def test_another_recipes_name_is_taken_with_one_warning_that_gives_ours(given, name, value):
     theirs = next(iter(given))
     with pytest.warns(FutureWarning, match=f"{theirs} is now {name}|{theirs}=.* is {name}={value!r}") as caught:
         settings = rloo_kit.RLOOConfig(**given)
@@ -41,7 +38,7 @@ def test_another_recipes_name_is_taken_with_one_warning_that_gives_ours(
     assert [one.filename for one in caught] == [__file__]
 
 
-def test_old_names_of_the_trainer_are_taken_too(policy: Any, task: Any) -> None:
+def test_old_names_of_the_trainer_are_taken_too(policy, task):
     with pytest.warns(FutureWarning, match="policy is now model; tokenizer is now") as caught:
         trainer = rloo_kit.RLOOTrainer(
             policy=policy.model,
@@ -54,12 +51,12 @@ def test_old_names_of_the_trainer_are_taken_too(policy: Any, task: Any) -> None:
     assert caught[0].filename == __file__
 
 
-def test_every_old_name_leads_to_a_name_that_exists() -> None:
+def test_every_old_name_leads_to_a_name_that_exists():
     assert set(renamed_args.CONFIG_OLD.values()) <= OURS
     assert not {*renamed_args.CONFIG_GONE, *renamed_args.CONFIG_OLD} & OURS
 
 
-def test_a_name_without_an_equal_says_what_to_do() -> None:
+def test_a_name_without_an_equal_says_what_to_do():
     for name, todo in renamed_args.CONFIG_GONE.items():
         with pytest.raises(ArgumentError, match=name) as caught:
             rloo_kit.RLOOConfig(**{name: object()})
@@ -68,7 +65,7 @@ def test_a_name_without_an_equal_says_what_to_do() -> None:
     assert issubclass(ArgumentError, TypeError), "code that catches TRL's TypeError goes on working"
 
 
-def test_one_setting_by_two_names_is_refused() -> None:
+def test_one_setting_by_two_names_is_refused():
     for given in ({"kl_coef": 0.1, "beta": 0.2}, {"beta": 0.2, "kl_coef": 0.1}):
         with pytest.raises(ArgumentError, match="beta is given twice"):
             rloo_kit.RLOOConfig(**given)
@@ -87,7 +84,7 @@ def test_one_setting_by_two_names_is_refused() -> None:
         ({"learnin_rate": 1e-5}, "did you mean learning_rate"),
     ],
 )
-def test_a_value_without_an_equal_and_a_typo_say_what_to_do(given: dict[str, Any], todo: str) -> None:
+def test_a_value_without_an_equal_and_a_typo_say_what_to_do(given, todo):
     with pytest.raises(ArgumentError, match=todo):
         rloo_kit.RLOOConfig(**given)
 
@@ -95,7 +92,7 @@ def test_a_value_without_an_equal_and_a_typo_say_what_to_do(given: dict[str, Any
 # --- from_grpo --------------------------------------------------------------------------------------------
 
 
-def test_the_update_of_a_plain_grpo_config_is_carried_over_and_the_rest_is_the_kits() -> None:
+def test_the_update_of_a_plain_grpo_config_is_carried_over_and_the_rest_is_the_kits():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ours = rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN))
@@ -111,7 +108,7 @@ def test_the_update_of_a_plain_grpo_config_is_carried_over_and_the_rest_is_the_k
     assert {name: getattr(other, name) for name in changed} == changed
 
 
-def test_from_grpo_takes_changes_by_grpos_names_too_in_place_of_what_has_no_equal() -> None:
+def test_from_grpo_takes_changes_by_grpos_names_too_in_place_of_what_has_no_equal():
     refused = trl.GRPOConfig(**PLAIN, top_entropy_quantile=0.2, loss_type="cispo")
     with pytest.raises(ArgumentError, match=r"top_entropy_quantile|loss_type='cispo'"):
         rloo_kit.RLOOConfig.from_grpo(refused)
@@ -140,9 +137,7 @@ TWICE |= {"epsilon": 0.01, "epsilon_high": 0.02}
 
 @pytest.mark.filterwarnings("ignore:.*were cut:UserWarning")
 @pytest.mark.parametrize("settings", CASES, ids=lambda case: ", ".join(map(str, case.values())))
-def test_a_run_of_from_grpo_makes_the_updates_of_trls_grpo_trainer(
-    settings: dict[str, Any], loaded_once: Any, task: Any, tmp_path: Path
-) -> None:
+def test_a_run_of_from_grpo_makes_the_updates_of_trls_grpo_trainer(settings, loaded_once, task, tmp_path):
     settings = TWICE | settings
     _, gradients = one_run(False, loaded_once, task, tmp_path / "stock", grpo=True, **settings)
     _, ours = one_run(True, loaded_once, task, tmp_path, grpo=True, **settings)

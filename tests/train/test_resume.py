@@ -22,7 +22,7 @@ from tests.train.weights import leave_the_reference, same, steps, trained
 SAVED = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "lr_scheduler_type": "constant"}
 
 
-def test_a_cell_stopped_within_a_step_goes_on_with_fresh_completions(make_trainer: Any) -> None:
+def test_a_cell_stopped_within_a_step_goes_on_with_fresh_completions(make_trainer):
     trainer = make_trainer(random_rewards, **{**SAVED, "max_steps": 3}, gradient_accumulation_steps=2)
     events: list[str] = []
     sample, loss = trainer._generate_and_score_completions, trainer._compute_loss
@@ -47,7 +47,7 @@ def test_a_cell_stopped_within_a_step_goes_on_with_fresh_completions(make_traine
     assert trainer.state.global_step == 3
 
 
-def test_a_resumed_run_takes_the_learning_rate_that_it_is_given(make_trainer: Any) -> None:
+def test_a_resumed_run_takes_the_learning_rate_that_it_is_given(make_trainer):
     """transformers takes it from the checkpoint, so that lowering it would have no effect."""
     schedule = {"lr_scheduler_type": "linear", "save_strategy": "steps", "save_steps": 2, "weight_decay": 0.0}
     make_trainer(max_steps=2, learning_rate=4e-3, **schedule).train()
@@ -60,9 +60,7 @@ def test_a_resumed_run_takes_the_learning_rate_that_it_is_given(make_trainer: An
     assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.1, 0.0}
 
 
-def test_resuming_a_run_that_is_done_restores_the_adapter_beside_its_reference_and_trains_nothing(
-    make_trainer: Any,
-) -> None:
+def test_resuming_a_run_that_is_done_restores_the_adapter_beside_its_reference_and_trains_nothing(make_trainer):
     """transformers loads the adapters in a checkpoint's subfolders and then not the one at its top."""
     settings = {**SAVED, "beta": 0.05, "learning_rate": 0.05}
     first, other = (rloo_kit.load_policy("tiny", seed=0) for _ in range(2))
@@ -94,9 +92,7 @@ def said(recwarn: pytest.WarningsRecorder) -> Any:
     return said
 
 
-def test_what_is_changed_on_purpose_is_named_once_with_its_old_and_its_new_value(
-    make_trainer: Any, task: Any, said: Any
-) -> None:
+def test_what_is_changed_on_purpose_is_named_once_with_its_old_and_its_new_value(make_trainer, task, said):
     both = {"reward_funcs": [scaled(1.0), random_rewards], "reward_weights": [1.0, 0.5]}
     make_trainer(**both, **SAVED).train()
     rows = Dataset.from_list(list(task.train))  # the same, and made otherwise
@@ -132,9 +128,7 @@ def stopped(make_trainer: Any, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_a_policy_or_an_optimizer_of_another_kind_is_refused_and_left_as_it_was(
-    make_trainer: Any, case: str, stopped: Path
-) -> None:
+def test_a_policy_or_an_optimizer_of_another_kind_is_refused_and_left_as_it_was(make_trainer, case, stopped):
     arguments, settings, message = OTHERS[case]
     other = rloo_kit.load_policy("tiny", seed=0, **arguments)
     before, trainer = trained(other.model), make_trainer(random_rewards, model=other, **SAVED, **settings)
@@ -145,9 +139,7 @@ def test_a_policy_or_an_optimizer_of_another_kind_is_refused_and_left_as_it_was(
 
 
 @pytest.mark.usefixtures("stopped")
-def test_another_base_is_refused_and_the_same_one_in_another_folder_is_taken(
-    make_trainer: Any, tmp_path: Path, said: Any
-) -> None:
+def test_another_base_is_refused_and_the_same_one_in_another_folder_is_taken(make_trainer, tmp_path, said):
     def resume_with(folder: Path) -> None:
         policy = rloo_kit.load_policy(folder, seed=0, load_in_4bit=True)
         trainer = make_trainer(random_rewards, model=policy, **{**SAVED, "max_steps": 3})
@@ -164,7 +156,7 @@ def test_another_base_is_refused_and_the_same_one_in_another_folder_is_taken(
         resume_with(here)
 
 
-def test_each_epoch_has_an_order_of_its_own_also_in_a_run_that_is_resumed_there(make_trainer: Any) -> None:
+def test_each_epoch_has_an_order_of_its_own_also_in_a_run_that_is_resumed_there(make_trainer):
     first, resumed = (make_trainer()._get_train_sampler() for _ in range(2))
     orders = []
     for epoch in (0, 1):
@@ -176,7 +168,7 @@ def test_each_epoch_has_an_order_of_its_own_also_in_a_run_that_is_resumed_there(
     assert [*resumed] == orders[1]
 
 
-def test_nothing_of_a_malicious_pickle_is_run(make_trainer: Any, tmp_path: Path) -> None:
+def test_nothing_of_a_malicious_pickle_is_run(make_trainer, tmp_path):
     settings = {**SAVED, "max_steps": 1, "num_iterations": 2}  # so that a batch goes on after step 1
     make_trainer(random_rewards, **settings).train()
     folder = tmp_path / "run" / "checkpoint-1"

@@ -13,7 +13,7 @@ from tests.conftest import random_rewards
 from tests.train.weights import leave_the_reference, steps
 
 
-def test_left_padding_is_kept_from_attention_in_training_mode(make_trainer: Any, policy: Any) -> None:
+def test_left_padding_is_kept_from_attention_in_training_mode(make_trainer, policy):
     """On a CPU this is transformers' forward; unsloth's on a GPU needs the flag that is asserted here."""
     trainer, pad_id, answer = make_trainer(), policy.tokenizer.pad_token_id, [17, 151645]
     asked = ("What is 1 + 2?", "What is 31 + 42 + 5?")
@@ -34,9 +34,7 @@ def test_left_padding_is_kept_from_attention_in_training_mode(make_trainer: Any,
         assert not backbone._unsloth_keep_padding_mask, "causal attention alone says the same, faster"
 
 
-def test_a_trained_policy_is_its_own_reference_and_no_copy_is_kept_where_the_base_is_it(
-    fresh_policy: Any, make_trainer: Any
-) -> None:
+def test_a_trained_policy_is_its_own_reference_and_no_copy_is_kept_where_the_base_is_it(fresh_policy, make_trainer):
     for beta in (0.05, 0.0):
         make_trainer(model=fresh_policy, beta=beta)
         assert list(fresh_policy.model.peft_config) == ["default"]
@@ -48,7 +46,7 @@ def test_a_trained_policy_is_its_own_reference_and_no_copy_is_kept_where_the_bas
     assert steps(trainer)[0]["kl"] == pytest.approx(0.0, abs=1e-3), "the policy before the step"
 
 
-def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_trainer: Any) -> None:
+def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_trainer):
     def never(completions: Any, **kwargs: Any) -> Any:
         return [None] * len(completions)
 
@@ -60,9 +58,7 @@ def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_
     assert sum("returned None" in str(item.message) for item in caught) == 1
 
 
-def test_what_a_reward_seeds_or_switches_is_put_back_also_where_it_fails(
-    make_trainer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_reward_seeds_or_switches_is_put_back_also_where_it_fails(make_trainer, monkeypatch):
     def meddles(*given: object) -> None:
         torch.manual_seed(42)
         trainer.model.eval()
@@ -81,9 +77,7 @@ def test_what_a_reward_seeds_or_switches_is_put_back_also_where_it_fails(
 
 
 @pytest.mark.parametrize("score", [torch.nan, torch.inf])
-def test_a_reward_models_score_that_is_not_finite_is_named(
-    score: float, make_trainer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reward_models_score_that_is_not_finite_is_named(score, make_trainer, monkeypatch):
     """TRL would take NaN for "does not apply"; a function's scores are checked where it is called."""
     trainer = make_trainer()
     trainer.reward_funcs, trainer.reward_func_names = [torch.nn.Linear(1, 1)], ["judge"]

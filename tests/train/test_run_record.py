@@ -2,13 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from datasets import Dataset
 
 import rloo_kit
-from rloo_kit.policy.policy import Policy
-from rloo_kit.tasks.task import Task
 from rloo_kit.train import run_record
 from tests.conftest import random_rewards, right_after_thought
 
@@ -30,9 +27,7 @@ TOLD = (
 )
 
 
-def test_the_cards_of_a_run_its_checkpoints_and_its_policy_say_how_it_was_trained(
-    make_trainer: Any, policy: Policy, task: Task, tmp_path: Path
-) -> None:
+def test_the_cards_of_a_run_its_checkpoints_and_its_policy_say_how_it_was_trained(make_trainer, policy, task, tmp_path):
     settings = {"reward_weights": [1.0, 0.5], "learning_rate": 1e-3, "kl_estimator": "k3"}
     settings |= {"save_strategy": "steps", "save_steps": 1}
     trainer = make_trainer([right_after_thought, random_rewards], **settings)
@@ -49,7 +44,7 @@ def test_the_cards_of_a_run_its_checkpoints_and_its_policy_say_how_it_was_traine
     rloo_kit.load_policy(folders[1])
 
 
-def test_of_a_file_the_name_is_told_and_not_where_it_is(tmp_path: Path) -> None:
+def test_of_a_file_the_name_is_told_and_not_where_it_is(tmp_path):
     file = tmp_path / "problems.jsonl"
     rows = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(20)]
     file.write_text("\n".join(map(json.dumps, rows)))

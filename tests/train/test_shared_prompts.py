@@ -2,7 +2,6 @@
 
 import rloo_kit  # isort: skip - unsloth first
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,9 +71,7 @@ CASES: dict[str, tuple[list[int], list[list[int]], list[int], list[tuple[int, in
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_are_those_of_the_plain_pass(
-    name: str, trainer: Any, passed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_and_gradients_are_those_of_the_plain_pass(name, trainer, passed, monkeypatch):
     """Within float32's rounding."""
     prompts, completions, chosen, expected = CASES[name]
     batch = microbatches.select(batch_of(trainer, prompts, completions), chosen)
@@ -87,9 +84,7 @@ def test_values_and_gradients_are_those_of_the_plain_pass(
     assert (gradient - plain_gradient).norm() < 1e-4 * plain_gradient.norm()
 
 
-def test_where_a_cache_cannot_be_gone_on_from_the_plain_pass_is_taken(
-    trainer: Any, passed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_cache_cannot_be_gone_on_from_the_plain_pass_is_taken(trainer, passed, monkeypatch):
     (backbone,) = trainer._backbones
     for thing, name, value in (
         (backbone.config, "_attn_implementation_internal", "flex_attention"),
@@ -106,7 +101,7 @@ def test_where_a_cache_cannot_be_gone_on_from_the_plain_pass_is_taken(
     assert len(passed) == 1
 
 
-def test_on_a_cpu_the_trainer_keeps_to_what_the_policy_was_loaded_with(tmp_path: Path) -> None:
+def test_on_a_cpu_the_trainer_keeps_to_what_the_policy_was_loaded_with(tmp_path):
     task = rloo_kit.tasks.addition(n_train=8, n_held_out=2)
     for asked in (True, False):
         policy = rloo_kit.load_policy("tiny", gradient_checkpointing=asked)
@@ -118,8 +113,8 @@ def test_on_a_cpu_the_trainer_keeps_to_what_the_policy_was_loaded_with(tmp_path:
 
 
 def test_on_a_cpu_the_plan_decides_whether_layers_are_computed_again_and_the_gradient_is_the_same(
-    fresh_policy: rloo_kit.Policy, make_trainer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    fresh_policy, make_trainer, monkeypatch
+):
     """As often as it is asked: a second trainer of the policy may find less memory."""
     leave_the_reference(fresh_policy.model)  # else the LoRA's A has no gradient
     norms: list[float] = []

@@ -39,7 +39,7 @@ def during(trainer: Any, method: str, step: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["_generate_single_turn", "_compute_loss"])
-def test_a_step_in_progress_is_dropped_and_taken_again(make_trainer: Any, tmp_path: Path, method: str) -> None:
+def test_a_step_in_progress_is_dropped_and_taken_again(make_trainer, tmp_path, method):
     trainer = make_trainer(model=rloo_kit.load_policy("tiny", seed=0), **SETTINGS)
     kept: list[Any] = []
     during(trainer, method, step=2)
@@ -61,7 +61,7 @@ def test_a_step_in_progress_is_dropped_and_taken_again(make_trainer: Any, tmp_pa
     assert alone.state.num_input_tokens_seen == resumed.state.num_input_tokens_seen
 
 
-def test_a_stop_within_a_generation_batch_goes_on_with_its_rest(make_trainer: Any) -> None:
+def test_a_stop_within_a_generation_batch_goes_on_with_its_rest(make_trainer):
     """Of three steps on a batch the second is stopped: its completions are those of the first, and of the third."""
     sampled: list[int] = []
 
@@ -79,9 +79,7 @@ def test_a_stop_within_a_generation_batch_goes_on_with_its_rest(make_trainer: An
     assert sampled == [0, 3]
 
 
-def test_while_saving_a_signal_waits_and_another_one_too(
-    make_trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_while_saving_a_signal_waits_and_another_one_too(make_trainer, tmp_path, monkeypatch):
     sealed: list[str] = []
 
     def seal(folder: Path, told: Any) -> None:
@@ -99,9 +97,7 @@ def test_while_saving_a_signal_waits_and_another_one_too(
     assert fault(tmp_path / "run" / "checkpoint-2") == ""
 
 
-def test_an_update_that_a_second_stop_cuts_in_two_is_not_saved(
-    make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_update_that_a_second_stop_cuts_in_two_is_not_saved(make_trainer, tmp_path, capsys):
     class Twice(TrainerCallback):
         def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 1:
@@ -114,7 +110,7 @@ def test_an_update_that_a_second_stop_cuts_in_two_is_not_saved(
     assert "there is no finished step to save" in capsys.readouterr().out
 
 
-def test_a_signal_that_is_ignored_stays_ignored() -> None:
+def test_a_signal_that_is_ignored_stays_ignored():
     ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Stops().listening():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -122,8 +118,8 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
 
 
 def test_the_stop_button_shows_one_line_in_ipython_and_stays_keyboard_interrupt_in_a_script(
-    make_trainer: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    make_trainer, capsys, monkeypatch, tmp_path
+):
     def stopping(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float]:
         if trainer_state.global_step == 1:
             send(signal.SIGINT)
@@ -143,7 +139,7 @@ def test_the_stop_button_shows_one_line_in_ipython_and_stays_keyboard_interrupt_
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork has the handlers of its parent")
-def test_a_fork_of_a_run_that_is_terminated_saves_nothing(tmp_path: Path) -> None:
+def test_a_fork_of_a_run_that_is_terminated_saves_nothing(tmp_path):
     stops = Stops()
     with stops.listening():
         stops.held = True

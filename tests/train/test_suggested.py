@@ -21,7 +21,7 @@ def reasons(config: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize("card", CARDS)
 @pytest.mark.parametrize("policy", FIT)
-def test_what_is_suggested_fits_the_card(policy: str, card: str) -> None:
+def test_what_is_suggested_fits_the_card(policy, card):
     if card in CARDS[: len(CARDS) - FIT[policy]]:
         with pytest.raises(ConfigError, match=r"no batch fits[\s\S]*load a smaller policy"):
             rloo_kit.RLOOConfig.suggested(policy, None, card=card)
@@ -34,7 +34,7 @@ def test_what_is_suggested_fits_the_card(policy: str, card: str) -> None:
 
 
 @pytest.mark.parametrize(("policy", "card"), [("qwen3-1.7b", "rtx 4070"), ("qwen3-1.7b", "rtx 4090")])
-def test_a_prompts_completions_are_sampled_apart_where_the_plan_takes_less_time(policy: str, card: str) -> None:
+def test_a_prompts_completions_are_sampled_apart_where_the_plan_takes_less_time(policy, card):
     config = rloo_kit.RLOOConfig.suggested(policy, None, card=card)
     base = rloo_kit.plan(policy, config, card)
     seconds = {n: base.with_settings(**batch_sizes(8, n, 32)).seconds["a step"] for n in (8, 32)}
@@ -44,7 +44,7 @@ def test_a_prompts_completions_are_sampled_apart_where_the_plan_takes_less_time(
 
 
 @pytest.mark.parametrize("card", [None, "rtx 4090"])
-def test_what_was_measured_on_a_small_policy_is_suggested_for_one_in_16_bit(card: str | None) -> None:
+def test_what_was_measured_on_a_small_policy_is_suggested_for_one_in_16_bit(card):
     def evidence(name: str, bits: int) -> Any:
         planned = rloo_kit.plan("tiny", card=card, load_in_4bit=bits == 4)
         checkpoint = replace(planned.model.checkpoint, name=name)
@@ -54,9 +54,7 @@ def test_what_was_measured_on_a_small_policy_is_suggested_for_one_in_16_bit(card
     assert evidence("smollm2-135m", 4).source == GUESS
 
 
-def test_the_tiny_policys_settings_are_those_that_were_measured_for_its_task(
-    policy: Any, task: Any, capsys: Any
-) -> None:
+def test_the_tiny_policys_settings_are_those_that_were_measured_for_its_task(policy, task, capsys):
     config = rloo_kit.RLOOConfig.suggested(policy, task, output_dir="out/mine")
     assert (config.learning_rate, config.num_iterations, config.beta) == (1e-3, 2, 0.0)
     assert config.output_dir == "out/mine"
@@ -77,7 +75,7 @@ def test_the_tiny_policys_settings_are_those_that_were_measured_for_its_task(
         {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 4, "num_generations": 6},
     ],
 )
-def test_what_is_given_stays_and_is_called_given(given: dict[str, Any], policy: Any, task: Any) -> None:
+def test_what_is_given_stays_and_is_called_given(given, policy, task):
     config = rloo_kit.RLOOConfig.suggested(policy, task, **given)
     assert {name: getattr(config, name) for name in given} == given
     assert {name for name, why in reasons(config).items() if why == "given"} == {*given, "output_dir"}
@@ -91,7 +89,7 @@ def test_what_is_given_stays_and_is_called_given(given: dict[str, Any], policy: 
 @pytest.mark.parametrize(
     ("policy", "card", "tokens"), [("qwen3-4b-thinking", "rtx 4090", 4096), ("qwen3-4b-thinking", "5.5GB", 2048)]
 )
-def test_a_thought_has_its_room_and_a_length_that_does_not_fit_is_halved(policy: str, card: str, tokens: int) -> None:
+def test_a_thought_has_its_room_and_a_length_that_does_not_fit_is_halved(policy, card, tokens):
     config = rloo_kit.RLOOConfig.suggested(policy, None, card=card)
     assert config.max_completion_length == tokens
     assert reasons(config)["max_completion_length"].endswith("would not fit") == (card == "5.5GB")

@@ -1,6 +1,5 @@
 """RLOOTrainer: which passes a step takes, what it logs, and TRL's arguments meaning what they mean in TRL."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,17 +39,13 @@ def half_dead(problem: Any, **kwargs: Any) -> list[float]:
         ({"beta": 0.05, "skip_zero_variance_groups": True}, [("reference", 4), ("loss", 4)]),
     ],
 )
-def test_work_that_changes_nothing_is_not_done(
-    settings: Any, expected: Any, passes: Any, fresh_policy: Any, make_trainer: Any
-) -> None:
+def test_work_that_changes_nothing_is_not_done(settings, expected, passes, fresh_policy, make_trainer):
     """Eight completions in two micro-batches; four of them carry a signal."""
     make_trainer(model=fresh_policy, reward_funcs=half_dead, gradient_accumulation_steps=2, **settings).train()
     assert passes == expected
 
 
-def test_a_batch_of_zero_variance_groups_alone_goes_through_no_pass_and_the_optimizer_steps_on(
-    passes: Any, make_trainer: Any
-) -> None:
+def test_a_batch_of_zero_variance_groups_alone_goes_through_no_pass_and_the_optimizer_steps_on(passes, make_trainer):
     trainer = make_trainer(reward_funcs=lambda completions, **kwargs: [1.0] * len(completions), max_steps=2)
     trainer.train()
     assert passes == []
@@ -59,7 +54,7 @@ def test_a_batch_of_zero_variance_groups_alone_goes_through_no_pass_and_the_opti
     assert taken == [2.0] * len(trained), "momentum goes on, as in stock TRL"
 
 
-def test_an_evaluation_has_its_own_number_of_completions_and_metrics(make_trainer: Any, task: Any) -> None:
+def test_an_evaluation_has_its_own_number_of_completions_and_metrics(make_trainer, task):
     groups: list[int] = []
     seen: set[str] = set()
 
@@ -80,7 +75,7 @@ def test_an_evaluation_has_its_own_number_of_completions_and_metrics(make_traine
     assert {"answer", "problem"} <= seen, "the users' columns, on the training prompts too"
 
 
-def test_a_plain_trl_config_means_what_it_means_in_trl(make_trainer: Any, tmp_path: Path) -> None:
+def test_a_plain_trl_config_means_what_it_means_in_trl(make_trainer, tmp_path):
     small = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 8}
     args = trl.RLOOConfig(output_dir=str(tmp_path), bf16=False, beta=0.0, max_steps=1, **small)
     trainer = make_trainer(args=args)

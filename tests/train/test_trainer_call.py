@@ -8,7 +8,6 @@ import pytest
 import torch
 from datasets import Dataset
 
-import rloo_kit
 from rloo_kit.errors import DatasetError
 from rloo_kit.policy.bundled import TINY
 from rloo_kit.session import multi_process
@@ -21,7 +20,7 @@ COLOCATE = {"use_vllm": True, "vllm_mode": "colocate"}
 ROWS = [{"prompt": f"question {number}", "answer": str(number)} for number in range(40)]
 
 
-def test_processes_with_rows_in_another_order_fewer_or_other_answers_are_refused(monkeypatch: Any) -> None:
+def test_processes_with_rows_in_another_order_fewer_or_other_answers_are_refused(monkeypatch):
     args: Any = SimpleNamespace(deepspeed=None, fsdp=[])
     state = SimpleNamespace(num_processes=2, distributed_type=SimpleNamespace(value="MULTI_CPU"))
     accelerator: Any = SimpleNamespace(state=state, device=torch.device("cpu"))
@@ -36,9 +35,7 @@ def test_processes_with_rows_in_another_order_fewer_or_other_answers_are_refused
 
 
 @pytest.mark.parametrize("where", [SERVER, COLOCATE])
-def test_packed_weights_are_not_sent_to_vllm(
-    policy: rloo_kit.Policy, make_trainer: Any, monkeypatch: Any, where: dict[str, Any]
-) -> None:
+def test_packed_weights_are_not_sent_to_vllm(policy, make_trainer, monkeypatch, where):
     packed = [p for p in policy.model.parameters() if hasattr(p, "quant_state")]
     if not packed:  # bitsandbytes has no 4 bit for this processor
         monkeypatch.setattr(next(policy.model.parameters()), "quant_state", object(), raising=False)
@@ -55,7 +52,7 @@ def with_engine(standby: bool) -> torch.nn.Module:
     return model
 
 
-def test_the_trainers_settings_are_those_of_the_policys_own_engine_or_refused() -> None:
+def test_the_trainers_settings_are_those_of_the_policys_own_engine_or_refused():
     def checked(standby: bool = False, **settings: Any) -> dict[str, Any]:
         args: Any = SimpleNamespace(**{"use_vllm": False, "vllm_mode": "colocate", "fsdp": [], **settings})
         trainer_call.check_vllm(args, with_engine(standby))
@@ -68,7 +65,7 @@ def test_the_trainers_settings_are_those_of_the_policys_own_engine_or_refused() 
             checked(**cannot)
 
 
-def test_a_step_of_a_small_learning_rate_moves_nearly_every_weight(make_trainer: Any, policy: Any) -> None:
+def test_a_step_of_a_small_learning_rate_moves_nearly_every_weight(make_trainer, policy):
     """In bfloat16, as stock TRL has it on a CPU, 3 % of them."""
     leave_the_reference(policy.model, std=0.02)
     before = trained(policy.model)
@@ -80,6 +77,6 @@ def test_a_step_of_a_small_learning_rate_moves_nearly_every_weight(make_trainer:
     assert moved.float().mean() > 0.9
 
 
-def test_a_model_that_is_only_named_is_left_to_trl(make_trainer: Any) -> None:
+def test_a_model_that_is_only_named_is_left_to_trl(make_trainer):
     trainer = make_trainer(model=str(TINY.checkpoint()), reward_funcs=random_rewards)
     assert trainer.train().global_step == trainer.args.max_steps

@@ -120,7 +120,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", SAME)
 @pytest.mark.filterwarnings("ignore:.*were cut:UserWarning")
-def test_the_update_is_that_of_stock_trl(name: str, loaded_once: Any, task: Any, tmp_path: Path) -> None:
+def test_the_update_is_that_of_stock_trl(name, loaded_once, task, tmp_path):
     settings, own = SAME[name]
     if str(settings) not in RUNS:
         RUNS[str(settings)] = one_run(False, loaded_once, task, tmp_path / "stock", **settings)
@@ -297,9 +297,7 @@ EVERY = [
 
 @pytest.mark.parametrize("on_policy", [True, False], ids=["on policy", "off policy"])
 @pytest.mark.parametrize("settings", EVERY, ids=lambda settings: ", ".join(settings.values()))
-def test_loss_and_gradient_are_those_of_the_formula_written_out(
-    play: Callable[..., Played], written: Any, on_policy: bool, settings: dict[str, str]
-) -> None:
+def test_loss_and_gradient_are_those_of_the_formula_written_out(play, written, on_policy, settings):
     sampled = written["sampled"]
     now = (sampled if on_policy else written["now"]).clone().requires_grad_()
     expected = by_hand(written, now, sampled, settings)
@@ -312,9 +310,7 @@ def test_loss_and_gradient_are_those_of_the_formula_written_out(
 
 
 @pytest.mark.parametrize("loss_aggregation", HOW)
-def test_each_of_two_updates_on_a_generation_batch_is_a_mean_over_its_own_completions(
-    play: Callable[..., Played], written: Any, loss_aggregation: str
-) -> None:
+def test_each_of_two_updates_on_a_generation_batch_is_a_mean_over_its_own_completions(play, written, loss_aggregation):
     settings = {**EVERY[0], "loss_aggregation": loss_aggregation}
     torch.manual_seed(1)  # TRL shuffles a generation batch; by this one the halves differ in length
     updates = play(written["now"], gradient_accumulation_steps=1, steps_per_generation=GROUPS, **settings)
