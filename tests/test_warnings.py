@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trl
 
 import rloo_kit
 from rloo_kit.session import output
@@ -16,14 +17,15 @@ FEW = {"n_prompts": 1, "n_samples": 1, "max_new_tokens": 1, "n_train": 4, "n_hel
 ONE_GROUP = {"num_generations": 4, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 
 CALLS: dict[str, Callable[[Any, Any], object]] = {
-    "sampled from another distribution": lambda make, policy: rloo_kit.RLOOConfig(top_p=0.9),
+    "sampled from another distribution": lambda make, policy: make(args=rloo_kit.RLOOConfig(top_p=0.9)),
+    "top_p=0.95": lambda make, policy: make(args=trl.RLOOConfig("out", top_p=0.95, num_generations=2, bf16=False)),
     "no level has a pass rate": lambda make, policy: rloo_kit.tasks.arithmetic(policy=policy, **FEW),
     "one more forward pass": lambda make, policy: make(beta=0.1, **ONE_GROUP),
 }
 
 
 @pytest.mark.parametrize("said", CALLS)
-def test_a_warning_stands_at_the_line_of_the_call(said, make_trainer, policy):
+def test_a_warning_is_given_once_and_stands_at_the_line_of_the_call(said, make_trainer, policy):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         CALLS[said](make_trainer, policy)

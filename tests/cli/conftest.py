@@ -54,12 +54,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def command() -> Command:
-    """``command("plan", "mine.yaml")``: what ``rloo-kit plan mine.yaml`` prints, and its exit status."""
+    """``command("plan", "mine.yaml")``: what ``rloo-kit plan mine.yaml`` prints; 0 or ``status`` is its exit status."""
 
-    def call(*arguments: str) -> Result:
+    def call(*arguments: str, status: int | None = 0) -> Result:
         result = typer.testing.CliRunner().invoke(app, [str(argument) for argument in arguments])
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
+        assert status in (None, result.exit_code), result.output + result.stderr
         return result
 
     return call

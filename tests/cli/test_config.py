@@ -149,9 +149,8 @@ def test_a_configuration_alone_runs_no_code(name, folder, command, shared):
     if isinstance(given, dict):
         nested = "[" * 5000 + "]" * 5000
         Path("mine.yaml").write_text(given["file"].replace("MARKER", str(marker)).replace("NESTED", nested))
-    result = command("train", "mine.yaml", "--dry-run", *setting)
+    result = command("train", "mine.yaml", "--dry-run", *setting, status=2)
     assert not marker.exists()
-    assert result.exit_code == 2
     for fault in result.stderr.strip().split("\n\n"):
         _, where, todo = fault.splitlines()
         assert where.startswith("Where: ")

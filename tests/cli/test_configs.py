@@ -38,7 +38,7 @@ def test_the_pages_commands_run_one_after_the_other_and_say_what_a_notebook_woul
     for line in COMMANDS:
         verb, *arguments = shlex.split(line)
         more = shorter if "configs/tiny.yaml" in arguments and verb in ("train", "evaluate") else []
-        done = command(verb, *arguments, *more)
+        done = command(verb, *arguments, *more, status=None)
         assert done.exit_code in ((0, 1) if verb in ("diagnose", "doctor") else (0,)), (line, done.stderr)
         said[verb, "--resume" in arguments] = done.output
     assert {"doctor", "cards", "plan", "audit", "evaluate"} <= {verb for verb, _ in said}
@@ -60,6 +60,5 @@ def test_smollm2_trains(command, folder):
     pytest.importorskip("gguf", reason="the weights are an extra: real-cpu")
     settings = ["trainer.max_steps=1", "evaluate.n=2", "task.word_sums.n_train=16"]
     arguments = [word for setting in settings for word in ("--set", setting)]
-    done = command("train", ROOT / "configs/smollm2.yaml", *arguments)
-    assert done.exit_code == 0, done.stderr
+    command("train", ROOT / "configs/smollm2.yaml", *arguments)
     assert Path("out/smollm2/adapter/adapter_model.safetensors").is_file()

@@ -16,7 +16,7 @@ def test_help_names_every_verb_in_a_line_each_and_imports_nothing_heavy(command,
     said = command("--help").output
     for verb in ("doctor", "cards", "plan", "audit", "train", "evaluate", "diagnose", "export"):
         assert f"\n  {verb} " in said
-        assert command(verb, "--help").exit_code == 0
+        command(verb, "--help")
     assert "..." not in said.partition("Commands:")[2], "each fits on its line"
     heavy = "import sys, rloo_kit.cli.app; print({'torch', 'trl', 'rich', 'datasets'} & set(sys.modules))"
     assert script(heavy).stdout.strip() == "set()"
@@ -28,16 +28,14 @@ def test_doctor_cards_and_plan_say_what_the_machine_takes_and_whether_a_run_fits
         assert line in said
     assert command("cards").output.strip() in (ROOT / "docs/cards.md").read_text()
     assert command("cards", "12GB").output.startswith("qwen3-8b in 4 bit")
-    assert command("cards", "rtx 9999").exit_code == 2
-    too_large = command("plan", "mine.yaml", "--card", "8GB", "--set", "policy.name=qwen3-14b")
-    assert too_large.exit_code == 1
+    command("cards", "rtx 9999", status=2)
+    too_large = command("plan", "mine.yaml", "--card", "8GB", "--set", "policy.name=qwen3-14b", status=1)
     assert "to make it fit, cheapest in quality first" in too_large.output
 
 
 def test_a_dry_run_shows_plan_configuration_and_first_prompt_and_writes_nothing(command, folder, shared):
     before = sorted(folder.rglob("*"))
     result = command("train", "mine.yaml", "--set", "trainer.max_steps=3", "--dry-run")
-    assert result.exit_code == 0, result.stderr
     assert "fits: " in result.output
     assert "max_steps: 3" in result.output
     assert "<|im_start|>user\nWhat is " in result.output
@@ -66,8 +64,7 @@ def asked(shared, monkeypatch):
 
 def test_what_is_evaluated_is_what_is_trained(command, folder, asked):
     measured = "evaluate={n: 2, greedy: false, samples: 2, top_k: 5}"
-    result = command("train", "mine.yaml", "--set", THINKING_OFF, *WARM, "--set", measured)
-    assert result.exit_code == 0, result.stderr
+    command("train", "mine.yaml", "--set", THINKING_OFF, *WARM, "--set", measured)
     as_trained = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "max_new_tokens": 8, "n": 2}
     as_trained["chat_template_kwargs"] = {"enable_thinking": False}
     assert len(asked) == 2
@@ -79,7 +76,6 @@ def test_a_run_trains_on_problems_within_reach_sampled_as_in_training(command, f
     reach = "within_reach={n_prompts: 4, n: 2, low: 0, high: 1}"
     settings = (THINKING_OFF, reach, "trainer.save_strategy=steps")
     result = command("train", "mine.yaml", *(word for one in settings for word in ("--set", one)))
-    assert result.exit_code == 0, result.stderr
     assert "4 of 4 prompts" in result.output
     as_trained = {"temperature": 1.0, "max_new_tokens": 8, "chat_template_kwargs": {"enable_thinking": False}}
     assert as_trained.items() <= asked[0].items()
@@ -88,8 +84,7 @@ def test_a_run_trains_on_problems_within_reach_sampled_as_in_training(command, f
 
 
 def test_greedy_evaluation_takes_the_template_and_the_weights_alone(command, folder, asked):
-    result = command("evaluate", "mine.yaml", "-n", "1", "--set", THINKING_OFF, *WARM)
-    assert result.exit_code == 0, result.stderr
+    command("evaluate", "mine.yaml", "-n", "1", "--set", THINKING_OFF, *WARM)
     (how,) = asked
     assert how["chat_template_kwargs"] == {"enable_thinking": False}
     assert "temperature" not in how
@@ -114,8 +109,7 @@ REFUSED = {
 def test_what_cannot_be_trained_is_said_before_anything_is_measured(case, command, folder, asked):
     Path("broken.py").write_text("import nowhere\nit = nowhere.reward\n")
     settings, says, place = REFUSED[case]
-    result = command("train", "mine.yaml", *(word for one in settings for word in ("--set", one)))
-    assert result.exit_code == 2
+    result = command("train", "mine.yaml", *(word for one in settings for word in ("--set", one)), status=2)
     assert (says in result.stderr, place in result.stderr) == (True, True), result.stderr
     assert "Traceback" not in result.output + result.stderr
     assert asked == []
@@ -142,5 +136,5 @@ def test_audit_fails_where_a_trick_is_paid_and_where_nothing_can_be_learned(
     reward, status, says, command, folder, shared
 ):
     Path("own.py").write_text(OWN_REWARDS)
-    result = command("audit", "mine.yaml", "--set", f"rewards=[{reward}]")
-    assert (result.exit_code, says in result.output) == (status, True), result.output + result.stderr
+    result = command("audit", "mine.yaml", "--set", f"rewards=[{reward}]", status=status)
+    assert says in result.output, result.output + result.stderr

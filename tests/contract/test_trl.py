@@ -69,14 +69,11 @@ def test_the_code_that_the_trainer_was_written_against_is_unchanged(owner, name)
     )
 
 
-def test_every_override_of_a_method_of_theirs_is_pinned():
+def test_every_override_of_a_method_of_theirs_is_pinned_and_the_trainers_arguments_are_known():
     classes = [one for one in RLOOTrainer.__mro__ if one.__module__.startswith("rloo_kit.")]
     ours = {name for one in classes for name, value in vars(one).items() if inspect.isfunction(value)}
     assert (ours & set(vars(Stock))) - {"__init__"} == set(OVERRIDDEN)
     assert (ours & set(vars(Trainer))) - set(vars(Stock)) == {*RESUMING, "train"}
-
-
-def test_the_trainers_arguments_are_known():
     assert tuple(inspect.signature(Stock.__init__).parameters)[1:] == ARGUMENTS
 
 

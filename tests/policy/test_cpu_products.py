@@ -52,7 +52,7 @@ def test_the_product_and_its_gradient_are_those_of_float64(shape, bias, calls):
     assert len(calls) == 2, "the product, and its gradient's"
 
 
-def test_what_it_cannot_do_is_left_to_torch(calls):
+def test_what_it_cannot_do_or_does_slower_is_left_to_torch(calls, monkeypatch):
     rows, layer = torch.randn(3, 24), frozen()
     with torch.autocast("cpu"):
         assert layer(rows).dtype == torch.bfloat16
@@ -66,18 +66,14 @@ def test_what_it_cannot_do_is_left_to_torch(calls):
     with torch.backends.mkldnn.flags(enabled=False):
         assert not by_onednn(rows)
     assert not by_onednn(rows.to("meta"))
+    with monkeypatch.context() as without_avx512:
+        without_avx512.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+        assert torch.equal(product(rows, matrix := torch.randn(40, 24)), rows @ matrix.t())
+        assert type(frozen()) is torch.nn.Linear
     assert not calls
     with torch.no_grad():
         trained(rows)
     assert len(calls) == 1, "without a gradient a trained matrix is like a frozen one"
-
-
-def test_without_avx512_torch_multiplies(monkeypatch, calls):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    rows, matrix = torch.randn(3, 24), torch.randn(40, 24)
-    assert torch.equal(product(rows, matrix), rows @ matrix.t())
-    assert type(frozen()) is torch.nn.Linear
-    assert not calls
 
 
 def test_only_frozen_layers_of_a_policy_are_changed():

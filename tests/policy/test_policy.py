@@ -12,20 +12,16 @@ from tests.policy.conftest import watched
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
 
 
-def test_n_completions_of_a_prompt_are_adjacent(policy):
+def test_n_completions_of_a_prompt_are_adjacent_and_a_seed_repeats_them_and_leaves_the_random_state(policy):
     other = [{"role": "user", "content": "What is 1 + 2?"}]
-    completions = policy.generate([QUESTION, other], n=3, max_new_tokens=8, seed=0)
-    assert [c.prompt for c in completions] == [QUESTION] * 3 + [other] * 3
-    assert all(len(c.ids) <= 8 and c.finished == (c.ids[-1] in policy.eos_ids) for c in completions)
-
-
-def test_a_seed_repeats_the_samples_and_leaves_the_random_state_alone(policy):
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    first = policy.generate([QUESTION], n=4, max_new_tokens=8, seed=5)
+    completions = policy.generate([QUESTION, other], n=3, max_new_tokens=8, seed=0)
     assert torch.rand(1) == expected
-    assert first == policy.generate([QUESTION], n=4, max_new_tokens=8, seed=5)
+    assert completions == policy.generate([QUESTION, other], n=3, max_new_tokens=8, seed=0)
+    assert [c.prompt for c in completions] == [QUESTION] * 3 + [other] * 3
+    assert all(len(c.ids) <= 8 and c.finished == (c.ids[-1] in policy.eos_ids) for c in completions)
 
 
 def test_generate_refuses_what_cannot_be_sampled(policy, monkeypatch):

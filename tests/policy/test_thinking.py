@@ -76,12 +76,9 @@ def test_all_else_is_rendered_as_before(off, budgeted, policy):
     assert [one.thinking for one in (policy, off, budgeted)] == [True, False, LIMIT]
 
 
-def test_an_engine_of_its_own_takes_no_budget(budgeted, make_trainer):
+def test_a_call_that_asks_it_to_think_and_an_engine_without_its_budget_are_refused(off, budgeted, make_trainer):
     with pytest.raises(ConfigError, match=r"the policy itself samples[\s\S]*leave out use_vllm"):
         make_trainer(model=budgeted, use_transformers_continuous_batching=True)
-
-
-def test_a_call_that_asks_it_to_think_is_refused(off, make_trainer):
     thinks: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
     with pytest.raises(ConfigError, match="loaded with thinking off"):
         off.generate([QUESTION], **thinks)

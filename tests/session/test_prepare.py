@@ -22,12 +22,9 @@ from tests.memory.conftest import fake_cuda
 from .conftest import NO_PROXY, NOWHERE, SECRET
 
 
-def test_import_rloo_kit_loads_nothing_heavy_and_a_look_up_gets_the_true_answer(first_cells):
+def test_importing_loads_nothing_heavy_looks_up_the_truth_and_prints_nothing_that_looks_like_a_fault(first_cells):
     assert first_cells.shown["import"].strip() == "[]"
     assert first_cells.shown["look-up"].strip() == "True True False"
-
-
-def test_a_first_cell_and_loading_print_nothing_that_looks_like_a_fault(first_cells):
     assert first_cells.shown["load"] == first_cells.stderr == ""
     assert "nsloth:" not in first_cells.shown["prepare"]
 

@@ -25,10 +25,13 @@ def test_answers_are_right_and_no_problem_crosses_the_split_in_any_order_of_its_
     assert train != problems_of(level, len(train), held_out=False, seed=2), "another seed, another draw"
 
 
-def test_a_size_that_cannot_be_had_is_an_error_that_says_which():
+def test_a_size_or_a_level_that_cannot_be_had_is_an_error_that_says_which_there_are():
     for sizes, says in (((2034, 1), "only 2033 train"), ((1, 468), "only 467 held_out"), ((1, 0), "at least 1")):
         with pytest.raises(DatasetError, match=says):
             tasks.addition(*sizes)
+    for level in ("hard", "auto"):  # which needs a policy
+        with pytest.raises(ConfigError, match=rf"level={level!r}[\s\S]*from 1 to 7"):
+            tasks.arithmetic(level)
 
 
 FORMS = [(None, "auto", ""), ("tiny", "whole", ""), ("qwen3-4b", "boxed", instruction("boxed"))]
@@ -93,12 +96,6 @@ def test_a_level_is_measured_as_in_training_and_a_truncated_completion_is_not_ri
 def test_auto_finds_the_tiny_policy_a_level_that_it_solves_sometimes(policy):
     options = {"n_train": 8, "n_held_out": 8, "n_prompts": 8}
     assert tasks.arithmetic(policy=policy, max_new_tokens=24, **options).level == 1
-
-
-@pytest.mark.parametrize("level", ["hard", "auto"])
-def test_a_level_that_does_not_exist_and_auto_without_a_policy_are_errors_with_the_range(level):
-    with pytest.raises(ConfigError, match=rf"level={level!r}[\s\S]*from 1 to 7"):
-        tasks.arithmetic(level)
 
 
 def sum_in(row):

@@ -1,8 +1,8 @@
 """Every input that stock TRL takes without a word or rejects cryptically gets an error that names it.
 
 A table: what is wrong, the part of the message that names the culprit, and where it comes; no weight is NaN after any
-of them.  One case stands for what tests/test_data_checks.py and tests/rewards/test_trl_interface.py have in tables.
-benchmarks/results/bad_inputs.md has what TRL's trainer made of them.
+of them.  One case stands for what tests/test_data_checks.py and tests/rewards/test_trl_interface.py have in tables,
+and tests/test_warnings.py has what is doubted.  benchmarks/results/bad_inputs.md has what TRL's trainer made of them.
 """
 
 import copy
@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-import trl
 from datasets import Dataset, IterableDataset
 from transformers import TrainingArguments
 
@@ -255,13 +254,3 @@ def test_what_is_odd_and_right_trains_without_a_word(name, make_trainer, policy,
     assert [str(one.message) for one in recwarn if "rloo_kit" in one.filename or one.filename in ours] == []
     assert trainer.state.global_step == 1
     json.loads(trainer.args.to_json_string())
-
-
-def test_a_doubt_is_spoken_of_once_and_at_the_line_that_gave_it(make_trainer, policy, task):
-    with pytest.warns(UserWarning, match="top_p") as caught:
-        make_trainer(args=rloo_kit.RLOOConfig(top_p=0.95))
-    assert [(str(one.message)[:10], one.filename) for one in caught] == [("top_p=0.95", __file__)]
-    plain = trl.RLOOConfig(output_dir="out", top_p=0.95, num_generations=2, bf16=False)
-    with pytest.warns(UserWarning, match="top_p") as caught:
-        rloo_kit.RLOOTrainer(policy, gives(1.0), plain, task.train)
-    assert [one.filename for one in caught if "top_p" in str(one.message)] == [__file__]

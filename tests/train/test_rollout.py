@@ -9,8 +9,7 @@ import torch
 import trl
 
 from rloo_kit.errors import RewardError
-from tests.conftest import random_rewards
-from tests.train.weights import leave_the_reference, steps
+from tests.train.weights import leave_the_reference
 
 
 def test_left_padding_is_kept_from_attention_in_training_mode(make_trainer, policy):
@@ -39,11 +38,8 @@ def test_a_trained_policy_is_its_own_reference_and_no_copy_is_kept_where_the_bas
         make_trainer(model=fresh_policy, beta=beta)
         assert list(fresh_policy.model.peft_config) == ["default"]
     leave_the_reference(fresh_policy.model)
-    trainer = make_trainer(model=fresh_policy, beta=0.05, reward_funcs=random_rewards)
-    assert list(fresh_policy.model.peft_config) == ["default", "ref"]
-    trainer.train()
-    # Not exactly 0: TRL rounds the trained adapter to bfloat16, and not its copy.
-    assert steps(trainer)[0]["kl"] == pytest.approx(0.0, abs=1e-3), "the policy before the step"
+    make_trainer(model=fresh_policy, beta=0.05)
+    assert list(fresh_policy.model.peft_config) == ["default", "ref"], "its weights: tests/policy/test_load.py"
 
 
 def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_trainer):

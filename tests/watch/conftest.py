@@ -52,18 +52,11 @@ def stopped_run(task: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNa
     with pytest.MonkeyPatch.context() as monkeypatch:
         notebook = Notebook(monkeypatch)
         monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "elsewhere", Elsewhere)
-        trainer = rloo_kit.RLOOTrainer(
-            model=rloo_kit.load_policy("tiny", seed=0),
-            reward_funcs=right_after_thought,
-            args=rloo_kit.RLOOConfig(
-                output_dir=str(tmp_path_factory.mktemp("run")),
-                **{**SMALL, "max_steps": 6, "max_completion_length": 4},
-                on_unhealthy="stop",
-                report_to="elsewhere",
-                run_name="a name",
-            ),
-            train_dataset=task.train,
-        )
+        settings = {**SMALL, "max_steps": 6, "max_completion_length": 4, "on_unhealthy": "stop"}
+        settings |= {"report_to": "elsewhere", "run_name": "a name"}
+        config = rloo_kit.RLOOConfig(str(tmp_path_factory.mktemp("run")), **settings)
+        policy = rloo_kit.load_policy("tiny", seed=0)
+        trainer = rloo_kit.RLOOTrainer(policy, right_after_thought, config, task.train)
         with contextlib.redirect_stdout(printed), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it also warns that completions are cut: test_truncation.py
             trainer.train()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rloo_kit.watch.statistics import Entry
-from tests.watch.logs import averaged
+from tests.watch.logs import averaged, from_step
 
 Course = Callable[[int], float]
 """A figure by the step, from 1."""
@@ -28,11 +28,6 @@ def flat(value: float) -> Course:
 def rise(start: float, slope: float, most: float = 0.95) -> Course:
     """So much a step, up to a limit."""
     return lambda step: min(most, start + slope * step)
-
-
-def jump(step_of: int, before: float, after: float) -> Course:
-    """Another value from a step on."""
-    return lambda step: before if step < step_of else after
 
 
 Rewards = Mapping[str, Callable[[bool, bool, int], float]]
@@ -103,12 +98,14 @@ SICK: dict[str, Kind] = {
     "too hard, counted after the KL term": Kind(
         (HARD, "constant reward"), steps=60, right=flat(0.002), before_kl=False
     ),
-    "KL explosion": Kind(("KL explosion",), steps=60, kl=jump(40, 0.02, 3.0)),
-    "entropy explosion": Kind(("entropy explosion",), steps=60, entropy=jump(40, 0.4, 6.0), right=jump(40, 0.4, 0.0)),
+    "KL explosion": Kind(("KL explosion",), steps=60, kl=from_step(40, 0.02, 3.0)),
+    "entropy explosion": Kind(
+        ("entropy explosion",), steps=60, entropy=from_step(40, 0.4, 6.0), right=from_step(40, 0.4, 0.0)
+    ),
     "entropy collapse": Kind(("entropy collapse",), right=flat(0.4), entropy=lambda step: 0.4 * 0.95**step),
-    "collapse": Kind(("reward collapse",), right=jump(80, 0.7, 0.15)),
+    "collapse": Kind(("reward collapse",), right=from_step(80, 0.7, 0.15)),
     "nothing learned": Kind(("nothing learned",), steps=160, prompts=8, right=flat(0.35)),
-    "not finite": Kind(("non-finite figures",), steps=40, entropy=jump(25, 0.4, math.nan)),
+    "not finite": Kind(("non-finite figures",), steps=40, entropy=from_step(25, 0.4, math.nan)),
     # Made after the rules were fixed, with other batches, rewards and sizes of the fault.
     "28 % cut, 2 x 4": Kind(("truncation",), steps=100, prompts=2, k=4, length=flat(418.0), right=flat(0.4)),
     "65 % dead": Kind((HARD,), steps=80, right=flat(0.05)),

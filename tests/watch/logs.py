@@ -63,14 +63,9 @@ def symptoms(entries: list[Entry], known: Known = KNOWN) -> list[str]:
 
 def trl_config(**changed: Any) -> Any:
     """What a log is read with, of a config: 32 completions of 4 prompts in one pass, unless changed."""
-    values = {
-        "per_device_train_batch_size": 32,
-        "generation_batch_size": 32,
-        "num_generations": 8,
-        "reward_weights": None,
-        **dict.fromkeys(("world_size", "gradient_accumulation_steps", "num_iterations"), 1),
-    }
-    return SimpleNamespace(**{**values, **changed})
+    values: dict[str, Any] = dict.fromkeys(("world_size", "gradient_accumulation_steps", "num_iterations"), 1)
+    values |= {"per_device_train_batch_size": 32, "generation_batch_size": 32, "num_generations": 8}
+    return SimpleNamespace(**{**values, "reward_weights": None, **changed})
 
 
 def trainer_of(entries: list[Entry], output_dir: Any = None, **has: Any) -> Any:
@@ -124,20 +119,12 @@ def averaged(entries: list[Entry], count: int) -> list[Entry]:
 
 def step(number: int, **more: Any) -> Entry:
     """A step as the kit's trainer logs it with a KL term and two rewards."""
+    lengths = {"mean_length": 20.0 + number, "min_length": 3.0, "max_length": 32.0, "clipped_ratio": 0.05}
     return {
-        "step": number,
-        "reward": number / 10,
-        "reward_std": 0.1,
-        "rewards/right/mean": number / 20,
-        "rewards/closed/mean": 0.5,
-        "zero_variance_groups": 0.25,
-        "frac_reward_zero_std": 0.0,
-        "kl": -0.001 * number,
-        "entropy": 1.0 / number,
-        "completions/mean_length": 20.0 + number,
-        "completions/min_length": 3.0,
-        "completions/max_length": 32.0,
-        "completions/clipped_ratio": 0.05,
+        **{"step": number, "reward": number / 10, "reward_std": 0.1},
+        **{"rewards/right/mean": number / 20, "rewards/closed/mean": 0.5},
+        **{"zero_variance_groups": 0.25, "frac_reward_zero_std": 0.0, "kl": -0.001 * number, "entropy": 1.0 / number},
+        **{f"completions/{name}": value for name, value in lengths.items()},
         **more,
     }
 

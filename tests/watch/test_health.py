@@ -154,15 +154,9 @@ def test_an_infinite_reward_in_plain_trl_is_found(fresh_policy, task, tmp_path):
 
 def test_where_every_completion_is_cut_and_masked_no_weight_moves_and_it_is_said(fresh_policy, make_trainer, capsys):
     """They have a spread of rewards, and teach nothing all the same."""
-    trainer = make_trainer(
-        model=fresh_policy,
-        reward_funcs=lambda completions, **kwargs: [float(i % 2) for i in range(len(completions))],
-        max_completion_length=2,
-        mask_truncated_completions=True,
-        max_steps=3,
-        learning_rate=0.1,
-        beta=0.05,
-    )
+    cut = {"max_completion_length": 2, "mask_truncated_completions": True, "max_steps": 3, "learning_rate": 0.1}
+    every_second = lambda completions, **kwargs: [float(i % 2) for i in range(len(completions))]  # noqa: E731
+    trainer = make_trainer(every_second, model=fresh_policy, beta=0.05, **cut)
     before = {name: p.clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
     trainer.train()
     assert "unhealthy: truncation: 100% of the completions cut at 2 tokens" in capsys.readouterr().out

@@ -6,15 +6,8 @@ import pytest
 
 from rloo_kit.watch import callbacks
 
-USUAL = {
-    "reward": 0.5,
-    "reward_std": 0.25,
-    "zero_variance_groups": 1.0,
-    "kl": 0.0123,
-    "completions/mean_length": 18.4,
-    "completions/clipped_ratio": 1.0,
-    "step_time": 12.34,
-}
+USUAL = {"reward": 0.5, "reward_std": 0.25, "zero_variance_groups": 1.0, "kl": 0.0123, "step_time": 12.34}
+USUAL |= {"completions/mean_length": 18.4, "completions/clipped_ratio": 1.0}
 EVALUATION = {"eval_reward": 0.42, "eval_reward_std": 0.31, "eval_runtime": 3.0}
 LENGTHS = {"eval_completions/mean_length": 18.4, "eval_completions/clipped_ratio": 0.0}
 
