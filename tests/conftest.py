@@ -55,6 +55,11 @@ def small_files() -> Iterator[Callable[[int | None], None]]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
 @pytest.fixture(autouse=True)
 def same_draws() -> None:
     """Random numbers start anew, so that no test depends on what ran before it on the same worker."""

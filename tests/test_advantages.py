@@ -22,8 +22,8 @@ ALL_ESTIMATORS = (*GROUP_ESTIMATORS, reinforce)
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
-def close(found: torch.Tensor, expected: object, **tolerance: float) -> None:
-    torch.testing.assert_close(found, torch.as_tensor(expected, dtype=found.dtype), **tolerance)
+def close(found: torch.Tensor, expected: object, **how: float) -> None:
+    torch.testing.assert_close(found, torch.as_tensor(expected, dtype=found.dtype), **how)
 
 
 def apart(*distances: float) -> list[float]:
@@ -130,9 +130,7 @@ def test_normalizing_is_trls_and_leaves_a_group_without_a_signal_at_0(values):
 
 def test_the_total_reward_is_a_weighted_sum_over_the_rewards_that_apply():
     scores, weights = torch.tensor([[1.0, 2.0], [NAN, 2.0], [NAN, NAN]]), torch.tensor([1.0, -3.0])
-    torch.testing.assert_close(
-        advantages.total_rewards(scores, weights, None), torch.tensor([-5.0, -6.0, NAN]), equal_nan=True
-    )
+    close(advantages.total_rewards(scores, weights, None), [-5.0, -6.0, NAN], equal_nan=True)
     close(advantages.total_rewards(scores[:2], weights, (-5.5, 1.0)), [-5.0, -5.5])
 
 

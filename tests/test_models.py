@@ -4,17 +4,8 @@ import pytest
 import torch
 
 from rewards.thinking import CLOSE, OPEN, QWEN3
-from rloo_kit.models import (
-    CATALOGUE,
-    END_OF_TURN,
-    EOS_TEXTS,
-    PADS,
-    checkpoint_from_config,
-    find,
-    nearest,
-    nf4_bytes,
-    thinks_by_template,
-)
+from rloo_kit import models
+from rloo_kit.models import CATALOGUE, EOS_TEXTS, find, nearest, nf4_bytes
 
 
 @pytest.mark.parametrize("card", CATALOGUE.values(), ids=lambda card: card.name)
@@ -57,7 +48,7 @@ def test_a_4_bit_matrix_takes_the_bytes_that_bitsandbytes_stores(shape):
 
 def test_a_shape_is_read_off_an_unknown_checkpoint(qwen3_config):
     known = CATALOGUE["qwen3-0.6b"]
-    card = checkpoint_from_config("mine", qwen3_config(known), "{% if enable_thinking %}")
+    card = models.checkpoint_from_config("mine", qwen3_config(known), "{% if enable_thinking %}")
     assert (card.name, card.thinks, card.parameters) == ("mine", "by choice", known.parameters)
 
 
@@ -70,11 +61,11 @@ def test_a_shape_is_read_off_an_unknown_checkpoint(qwen3_config):
     ],
 )
 def test_the_template_tells_whether_a_policy_thinks(template, thinks):
-    assert thinks_by_template(template) == thinks
+    assert models.thinks_by_template(template) == thinks
 
 
 def test_token_ids_and_texts_are_those_of_the_bundled_tokenizer(policy):
     ids, texts = [*EOS_TEXTS, QWEN3.open_id, QWEN3.close_id], [*EOS_TEXTS.values(), OPEN, CLOSE]
     assert policy.tokenizer.convert_ids_to_tokens(ids) == texts
-    assert policy.tokenizer.eos_token == END_OF_TURN
-    assert set(PADS) <= set(policy.tokenizer.get_vocab())
+    assert policy.tokenizer.eos_token == models.END_OF_TURN
+    assert set(models.PADS) <= set(policy.tokenizer.get_vocab())

@@ -33,9 +33,8 @@ def test_conda_forge_gives_python_alone_and_pip_the_ranges_of_the_project():
 
 def test_the_constraints_hold_an_exact_version_of_each_range_and_it_is_the_one_called_tested():
     """CI and ``make install`` take them; the ranges are for users, whose other packages are left alone."""
-    constraints = dict(
-        line.split("==") for line in CONSTRAINTS.splitlines() if not line.startswith("#") and "==" in line
-    )
+    lines = [line for line in CONSTRAINTS.splitlines() if not line.startswith("#") and "==" in line]
+    constraints = dict(line.split("==") for line in lines)
     for line in PROJECT["dependencies"]:
         needed = Requirement(line)
         exact = constraints[canonicalize_name(needed.name)]

@@ -108,11 +108,9 @@ def test_a_generate_that_fails_on_a_gpu_leaves_the_model_sampling_and_its_buffer
 
 
 def test_the_loader_takes_what_load_policy_passes_and_the_name_for_bfloat16_exists():
-    for function, passed in {
-        FastLanguageModel.from_pretrained: "model_name max_seq_length load_in_4bit use_gradient_checkpointing",
-        FastLanguageModel.get_peft_model: "r lora_alpha lora_dropout target_modules use_gradient_checkpointing "
-        "random_state",
-    }.items():
+    loads = "model_name max_seq_length load_in_4bit use_gradient_checkpointing"
+    adds = "r lora_alpha lora_dropout target_modules use_gradient_checkpointing random_state"
+    for function, passed in {FastLanguageModel.from_pretrained: loads, FastLanguageModel.get_peft_model: adds}.items():
         assert set(passed.split()) <= set(inspect.signature(function).parameters)
     assert isinstance(unsloth.is_bfloat16_supported(), bool)
 

@@ -110,11 +110,8 @@ def test_rewards_are_called_with_trls_keywords_and_weighed_as_in_training():
     assert result.rewards == (1.5, 0.5, 1.0, None)
     assert result.reward_means == {"first": 1.0, "second": 0.5}
     assert result.reward == bootstrap([1.5, 0.5, 1.0])
-    plain = evaluate(
-        scripted("2"),
-        [{"prompt": "1 + 1 =", "answer": "2"}],
-        [lambda completions, **kwargs: [float(completions == ["2"])]],
-    )
+    exact = [lambda completions, **kwargs: [float(completions == ["2"])]]
+    plain = evaluate(scripted("2"), [{"prompt": "1 + 1 =", "answer": "2"}], exact)
     assert plain.rewards == (1.0,), "a plain prompt gets a plain completion"
     twice = [returns(*[1.0] * 4), returns(*[2.0] * 4)]
     result = evaluate(scripted(*"1234"), QUESTIONS, twice, reward_weights=[1.0, 0.0])
@@ -164,10 +161,7 @@ BEFORE = {
     "a list of strings": ({"dataset": ["1 + 1"]}, "from_list"),
     "an empty prompt": ({"dataset": [{"prompt": ""}]}, r"prompt is empty[\s\S]*dataset\[0\]"),
     "no **kwargs": ({"reward_funcs": lambda completions: []}, r"add \*\*kwargs"),
-    "a missing column": (
-        {"reward_funcs": lambda completions, hint, **kwargs: []},
-        r"requires 'hint'[\s\S]*it has answer",
-    ),
+    "no column": ({"reward_funcs": lambda completions, hint, **kwargs: []}, r"requires 'hint'[\s\S]*it has answer"),
     "a reward model's name": ({"reward_funcs": "owner/judge"}, r"rewards.reward_model\('owner/judge'\)"),
     "a reward model": ({"reward_funcs": torch.nn.Linear(1, 1)}, r"rewards.reward_model\(model, tokenizer="),
     "weights of nothing": ({"reward_weights": [1.0]}, "1 reward_weights for 0"),
@@ -224,9 +218,6 @@ def test_a_sampled_completion_keeps_what_it_began_with(task, policy):
     assert result.truncated_with_room < result.truncated
     with pytest.raises(ConfigError, match=r"reach \d+ tokens, and the policy was loaded for 4096[\s\S]*room=2000"):
         evaluate(policy, task, max_new_tokens=8, room=2000)
-
-
-# --- pass@k ---
 
 
 def sampled(samples, *correct):

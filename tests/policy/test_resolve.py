@@ -61,9 +61,6 @@ def test_a_wrong_name_says_what_it_was_taken_for(name, says, online, tmp_path, m
     assert len(str(caught.value).splitlines()) == 3
 
 
-# --- the hub, and its cache -------------------------------------------------------------------------------
-
-
 def test_the_cache_is_looked_into_before_the_hub_is_asked(online, tmp_path):
     online(errors.OfflineModeIsEnabled("offline"))
     for file, text in (("refs/v2", "0" * 40), (f"snapshots/{'0' * 40}/config.json", "{}")):
@@ -118,9 +115,6 @@ def test_an_adapter_on_the_hub_is_fetched_without_its_run(adapter, online, monke
     files = [*wanted, "optimizer.pt", "checkpoint-5/adapter_config.json"]
     patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
     assert list(filter_repo_objects(files, **patterns)) == wanted
-
-
-# --- adapters and their bases -----------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,7 +1,4 @@
-"""What a user has already is kept: files beside a save, the adapter before it, and secrets.
-
-Each case is something that a notebook's user did, or that happened to them.
-"""
+"""What a user has already is kept: files beside a save, the adapter before it, and secrets."""
 
 import json
 import os
@@ -17,10 +14,7 @@ import rloo_kit
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RunFolderError
 from rloo_kit.policy.policy import Policy
 from rloo_kit.policy.resolve import ADAPTER_CONFIG, WEIGHTS
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+from tests.conftest import contents
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_compositions_score_name_and_pickle(make, scores, name):
     rewards.check_signature(reward)
 
 
-def test_only_for_calls_the_reward_with_its_rows_alone():
+def test_only_for_and_a_gate_call_the_reward_with_their_rows_alone():
     inner = Scores("inner", {"x": 1.0, "z": 3.0})
     reward = only_for(inner, kind=["math", "logic"])
     logged = {}
@@ -61,9 +61,6 @@ def test_only_for_calls_the_reward_with_its_rows_alone():
     assert len(inner.seen) == 1, "no rows, no call"
     with pytest.raises(rewards.RewardValueError, match="no column 'kind'"):
         reward(completions=XYZ, answer=["1", "2", "3"])
-
-
-def test_a_gate_calls_the_reward_with_the_rows_it_is_open_for_alone():
     inner = Scores("inner", {"x": None})
     assert gated(by=A, reward=inner, otherwise=-1.0)(completions=XYZ) == [None, -1.0, None]
     assert inner.seen == [["x"]]

@@ -40,12 +40,8 @@ PURE = [
     rewards.sentence_reward(), rewards.cached(rewards.answer_reward()), rewards.guarded(rewards.thinking_reward()),
 ]  # fmt: skip
 EVERY = [*PURE, rewards.reward_model("a/b")]
-CALL = {
-    "completions": ["<think>so?</think>It is 42."],
-    "completion_ids": [[151667, 1, 151668, 2, 151645]],
-    "answer": ["42"],
-    "kind": ["math"],
-}
+CALL = {"completions": ["<think>so?</think>It is 42."], "completion_ids": [[151667, 1, 151668, 2, 151645]]}
+CALL |= {"answer": ["42"], "kind": ["math"]}
 
 
 @pytest.mark.parametrize("reward", EVERY, ids=lambda reward: reward.__name__)

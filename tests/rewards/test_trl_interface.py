@@ -75,9 +75,8 @@ def test_an_exception_keeps_the_rewards_own_traceback_and_an_interrupt_passes_th
     def broken(completions, answer, **kwargs):
         raise answer[0]
 
-    with pytest.raises(
-        RewardCallError, match=r"'broken'(.|\n)*at line \d+ of broken in test_trl_interface.py\.$"
-    ) as caught:
+    says = r"'broken'(.|\n)*at line \d+ of broken in test_trl_interface.py\.$"
+    with pytest.raises(RewardCallError, match=says) as caught:
         guarded(broken)(completions=chats("4"), answer=[ZeroDivisionError()])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert inspect.getinnerframes(caught.value.__cause__.__traceback__)[-1].function == "broken"

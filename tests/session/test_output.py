@@ -16,9 +16,6 @@ def test_a_long_name_keeps_its_beginning_and_its_end():
     assert output.shortened("beginning" + "x" * 40 + "ending") == "beginningxxx…xxxxxxxending"
 
 
-# --- the one output of a cell ---
-
-
 class Cell:
     """What a notebook's cell shows: its outputs, each as it is now, and how often they were sent."""
 
@@ -84,9 +81,6 @@ def test_fast_steps_send_no_more_than_a_server_lets_through_and_the_last_line_is
         raise KeyboardInterrupt
     assert 20 < notebook.sent < 40
     assert notebook.outputs[0]["text/plain"].endswith("step 99")
-
-
-# --- lines that are dropped ---
 
 
 def test_known_lines_are_dropped_and_others_get_through_also_one_without_a_newline(capsys):

@@ -125,9 +125,6 @@ def test_two_variables_switch_a_notebooks_policy_and_length(monkeypatch):
         prepared("", "0")
 
 
-# --- .env ---
-
-
 VALUE = "a-value-of-the-file"
 
 

@@ -142,9 +142,6 @@ def test_bitsandbytes_forgets_the_embeddings_of_what_is_released_and_keeps_other
     manager.initialize()
 
 
-# --- who holds what ---
-
-
 def named(result: Released) -> dict[str, int]:
     """MiB by holder, without line numbers."""
     return {re.sub(r", line \d+", "", who): held // MIB for who, held in result.holders if held >= MIB}

@@ -39,8 +39,6 @@ class Case:
         return self.trainer(policy) if callable(self.trainer) else dict(self.trainer)
 
 
-# --- settings ---------------------------------------------------------------------------------------------
-
 NAN, INF = math.nan, math.inf
 VALUES: dict[str, list[Any]] = {
     "max_steps": [0, -5, "10", 1.5],
@@ -97,8 +95,6 @@ SETTINGS = {
 }
 
 
-# --- datasets ---------------------------------------------------------------------------------------------
-
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 LONG = [{"role": "user", "content": "What is " + " + ".join(["17"] * 1500) + "?"}]
 QUESTIONS = Dataset.from_list([{"question": "1"}] * 4)
@@ -131,9 +127,6 @@ DATASETS = {
 }
 
 
-# --- rewards ----------------------------------------------------------------------------------------------
-
-
 def gives(value: Any) -> Callable[..., Any]:
     """That value for the second sample, and 0 for the others."""
 
@@ -156,9 +149,6 @@ REWARDS = {
     "a reward that needs a column": rewarded(wants_gold, "wants_gold", culprit="gold", when="trainer"),
     "NaN": rewarded(gives(NAN), "sample 1", "nan"),
 }
-
-
-# --- models, tokenizers and other arguments ----------------------------------------------------------------
 
 
 def tokenizer(culprit: str, change: Callable[[Any], object], *says: str) -> Case:

@@ -13,7 +13,7 @@ from rloo_kit.errors import ConfigError, NonFiniteError, RunFolderError
 from rloo_kit.train import checkpointing
 from rloo_kit.train.checkpointing import WRITING, fault, is_ours, newest_whole, run_lock, seal
 from rloo_kit.watch.read_run import MANIFEST, STATE
-from tests.conftest import random_rewards
+from tests.conftest import contents, random_rewards
 
 SAVING = {"save_strategy": "steps", "save_steps": 1, "reward_funcs": random_rewards}
 
@@ -21,11 +21,6 @@ SAVING = {"save_strategy": "steps", "save_steps": 1, "reward_funcs": random_rewa
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_what_a_user_keeps_beside_checkpoints_survives_resuming_saving_and_a_limit(make_trainer, run, tmp_path):
@@ -44,8 +39,8 @@ def test_what_a_user_keeps_beside_checkpoints_survives_resuming_saving_and_a_lim
     make_trainer(max_steps=1, **settings).train()
     assert [path.name for path in run.glob("checkpoint-?")] == ["checkpoint-1"]
     for folder in (run / "checkpoint-notes-2024", run / "checkpoint-2024-notes", elsewhere):
-        assert content(folder) == {"mine.txt": b"mine"}
-    assert content(run / "_earlier-1" / "checkpoint-400") == {"mine.txt": b"mine"}
+        assert contents(folder) == {"mine.txt": b"mine"}
+    assert contents(run / "_earlier-1" / "checkpoint-400") == {"mine.txt": b"mine"}
     assert (run / "_earlier-1" / "checkpoint-2").readlink() == elsewhere
     assert (run / "README.md").read_text() == "my notes"
     assert not (run / WRITING).exists()
@@ -173,7 +168,7 @@ def test_a_disk_that_fills_up_is_named_and_the_last_whole_checkpoint_is_untouche
 
     def fills_up(*args: Any, **kwargs: Any) -> None:
         if trainer.state.global_step == 2:
-            kept.update(content(run / "checkpoint-1"))
+            kept.update(contents(run / "checkpoint-1"))
             small_files((run / "checkpoint-1" / "optimizer.pt").stat().st_size - 1000)
         save(*args, **kwargs)
 
@@ -182,7 +177,7 @@ def test_a_disk_that_fills_up_is_named_and_the_last_whole_checkpoint_is_untouche
     with pytest.raises(RunFolderError, match=r"checkpoint-2 could not be written[\s\S]*make room"):
         trainer.train()
     small_files(None)
-    assert content(run / "checkpoint-1") == kept
+    assert contents(run / "checkpoint-1") == kept
     assert fault(run / "checkpoint-1") == ""
     assert not (run / WRITING).exists(), "half a checkpoint would take the room that is missing"
 

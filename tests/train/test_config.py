@@ -47,9 +47,6 @@ def test_the_command_line_parser_of_trl_takes_the_kits_config():
     assert parsed.chat_template_kwargs == {"enable_thinking": False}
 
 
-# --- the method -------------------------------------------------------------------------------------------
-
-
 def test_the_kl_estimator_is_the_fields_for_its_place():
     assert rloo_kit.RLOOConfig().kl_estimator == "k1", "in the reward, as in TRL's RLOO"
     assert rloo_kit.RLOOConfig(kl_placement="loss").kl_estimator == "k2"
@@ -77,9 +74,6 @@ def test_an_evaluations_batch_holds_whole_groups_where_none_was_asked_for():
     assert rloo_kit.RLOOConfig(num_generations_eval=1, **evaluated).per_device_eval_batch_size == 4
 
 
-# --- precision --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("gpu", "given", "expected", "said"),
     [
@@ -105,9 +99,6 @@ def test_a_cpu_computes_in_float32_whatever_the_variable_says(make_trainer, monk
     assert make_trainer(args=settings).accelerator.mixed_precision == "no"
 
 
-# --- what editors and type checkers see -------------------------------------------------------------------
-
-
 def test_every_field_is_in_the_signature_the_kits_first_with_defaults():
     parameters = inspect.signature(rloo_kit.RLOOConfig).parameters
     first = ["output_dir", *OWN]
@@ -116,9 +107,6 @@ def test_every_field_is_in_the_signature_the_kits_first_with_defaults():
     assert str(parameters["learning_rate"]) == "learning_rate=1e-05"
     documented = inspect.getdoc(rloo_kit.RLOOConfig) or ""
     assert [name for name in first if f"    {name}: " not in documented] == []
-
-
-# --- legal, and hardly meant ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

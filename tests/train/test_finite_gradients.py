@@ -1,7 +1,4 @@
-"""Gradients: none that is not finite reaches a weight, and fp16's search for a loss scale has an end.
-
-fp16 itself needs a GPU.  Here its loss scaler runs on a CPU over the float32 policy: overflow is made by the gradient.
-"""
+"""No gradient that is not finite reaches a weight, and fp16's search for a loss scale has an end: here on a CPU."""
 
 import contextlib
 from collections.abc import Callable

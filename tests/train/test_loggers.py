@@ -1,8 +1,4 @@
-"""``report_to``: what arrives at a logger.
-
-trackio is local and needs no account, so a real one is asked.  The folder it writes to is set in tests/conftest.py,
-since it is read once, at import.
-"""
+"""``report_to``: what arrives at trackio, which needs no account; tests/conftest.py sets the folder it writes to."""
 
 import os
 from pathlib import Path

@@ -11,13 +11,11 @@ import rloo_kit
 from rloo_kit.errors import ArgumentError, ConfigError
 from rloo_kit.train import renamed_args
 from rloo_kit.train.config import OWN
+from tests.conftest import random_rewards
 from tests.train.test_update import assert_same_gradients, one_run
 
 PLAIN: dict[str, Any] = {"output_dir": "out/run", "bf16": False}
 OURS = {item.name for item in dataclasses.fields(trl.RLOOConfig)} | set(OWN)
-
-
-# --- other names ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -39,14 +37,9 @@ def test_another_recipes_name_is_taken_with_one_warning_that_gives_ours(given, n
 
 
 def test_old_names_of_the_trainer_are_taken_too(policy, task):
+    old = {"policy": policy.model, "tokenizer": policy.tokenizer, "config": rloo_kit.RLOOConfig(max_steps=1)}
     with pytest.warns(FutureWarning, match="policy is now model; tokenizer is now") as caught:
-        trainer = rloo_kit.RLOOTrainer(
-            policy=policy.model,
-            tokenizer=policy.tokenizer,
-            reward_model=lambda completions, **kwargs: [0.0] * len(completions),
-            config=rloo_kit.RLOOConfig(max_steps=1),
-            train_dataset=task.train,
-        )
+        trainer = rloo_kit.RLOOTrainer(**old, reward_model=random_rewards, train_dataset=task.train)
     assert trainer.model is policy.model
     assert caught[0].filename == __file__
 
@@ -89,9 +82,6 @@ def test_a_value_without_an_equal_and_a_typo_say_what_to_do(given, todo):
         rloo_kit.RLOOConfig(**given)
 
 
-# --- from_grpo --------------------------------------------------------------------------------------------
-
-
 def test_the_update_of_a_plain_grpo_config_is_carried_over_and_the_rest_is_the_kits():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -119,8 +109,6 @@ def test_from_grpo_takes_changes_by_grpos_names_too_in_place_of_what_has_no_equa
     with pytest.raises(ConfigError, match="takes TRL's GRPOConfig"):
         rloo_kit.RLOOConfig.from_grpo(ours)
 
-
-# --- the update -------------------------------------------------------------------------------------------
 
 KL = {"beta": 0.04}
 SEQUENCES = {"importance_sampling_level": "sequence", "gradient_accumulation_steps": 2}

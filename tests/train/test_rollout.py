@@ -9,6 +9,7 @@ import torch
 import trl
 
 from rloo_kit.errors import RewardError
+from tests.conftest import random_rewards
 from tests.train.weights import leave_the_reference
 
 
@@ -46,11 +47,8 @@ def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_
     def never(completions: Any, **kwargs: Any) -> Any:
         return [None] * len(completions)
 
-    def always(completions: Any, **kwargs: Any) -> Any:
-        return [float(index % 2) for index in range(len(completions))]
-
     with pytest.warns(UserWarning, match="'never' has returned None for every sample of 3 batches") as caught:
-        make_trainer(reward_funcs=[never, always], max_steps=5).train()
+        make_trainer(reward_funcs=[never, random_rewards], max_steps=5).train()
     assert sum("returned None" in str(item.message) for item in caught) == 1
 
 

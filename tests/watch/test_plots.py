@@ -24,11 +24,8 @@ def picture():
 
 
 def test_three_panels_have_title_unit_curves_and_points(picture):
-    assert [axis.get_title(loc="left") for axis in picture.axes] == [
-        "Reward, mean of 3",
-        "Lost samples, mean of 3",
-        "Policy, mean of 3",
-    ]
+    titles = [f"{panel}, mean of 3" for panel in ("Reward", "Lost samples", "Policy")]
+    assert [axis.get_title(loc="left") for axis in picture.axes] == titles
     assert [axis.get_ylabel() for axis in picture.axes] == ["reward", "%", "nats per token"]
     (points,) = [line for line in picture.axes[0].lines if line.get_label() == "held out"]
     assert (list(points.get_xdata()), list(points.get_ydata())) == ([10], [0.9])
