@@ -73,7 +73,7 @@ class FakeTrainer:
 class TestPhases:
     def test_each_second_of_a_step_is_in_one_phase_however_the_reference_is_kept(self):
         meter = Meter(trainer := FakeTrainer(), now=trainer.now)
-        trainer._generate_single_turn([])  # before the start, and so not charged
+        trainer._get_per_token_logps_and_entropies(trainer.model, 1000)  # before the start, and so not charged
         meter.begin()
         for _ in range(2):
             trainer.step()
