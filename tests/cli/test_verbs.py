@@ -23,7 +23,7 @@ def test_help_names_every_verb_in_a_line_each_and_imports_nothing_heavy(command,
 
 
 def test_doctor_cards_and_plan_say_what_the_machine_takes_and_whether_a_run_fits(command, folder):
-    said = command("doctor").output
+    said = command("doctor", status=None).output  # 1 where it warns
     for line in ("device     cpu", "policy     tiny", "TOKENIZERS_PARALLELISM=false"):
         assert line in said
     assert command("cards").output.strip() in (ROOT / "docs/cards.md").read_text()
