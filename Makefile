@@ -30,7 +30,8 @@ $(STAMP): pyproject.toml requirements/overrides.txt requirements/constraints.txt
 quickstart: $(STAMP)  ## run notebooks/01_quickstart.ipynb and show what came of it
 	@$(BIN)/python scripts/quickstart.py
 
-test: lint types pytest  ## lint, type check, pytest, and nbval over every notebook
+test: lint  ## lint, type check, pytest, and nbval over every notebook
+	@$(MAKE) --no-print-directory -j2 types pytest  # mypy beside workers that start
 
 check: lint types  ## what needs no training: for the inner loop
 	$(BIN)/pytest -q -n 2 --dist loadfile -m "not training"

@@ -55,8 +55,9 @@ def test_prompts_padded_on_the_left_have_plain_log_probabilities_and_a_dropped_m
 
 
 def test_tokens_are_plain_greedy_searchs_and_drawn_from_the_policys_distribution(dtype, figures):
-    assert figures["32 bit, greedy tokens: less probable than the best by, nats"].value == 0.0
-    for base in (f"4 bit, {dtype}", f"16 bit, {dtype}", "32 bit"):
+    exact = ["32 bit"] if dtype == "float16" else []
+    assert all(figures[f"{base}, greedy tokens: less probable than the best by, nats"].value == 0.0 for base in exact)
+    for base in (f"4 bit, {dtype}", f"16 bit, {dtype}", *exact):
         assert figures[f"{base}, greedy tokens: less probable than the best by, nats"].holds
         assert figures[f"{base}, first tokens: entropy, nats"].holds, "one token says nothing"
         assert figures[f"{base}, first tokens: surprise off by, standard errors"].holds

@@ -5,6 +5,8 @@ import pytest
 import rloo_kit
 from tests.scale.conftest import finish, seen, start
 
+pytestmark = pytest.mark.long  # make scale; tests/train/test_processes.py compares the gradients of two processes
+
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
