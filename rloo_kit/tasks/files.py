@@ -45,7 +45,8 @@ def from_file(
     """A file's questions and answers as a task, split by problem.
 
     A question is on the same side in every process, whatever the order of the rows: two rows of the same question are
-    one problem.  Other columns stay, and rewards get them.
+    one problem.  The file's order is not kept, so that the first n problems of a sorted file are not the easiest n.
+    Other columns stay, and rewards get them.
 
     Args:
         path: a .csv, .tsv, .jsonl, .json or .parquet file, in UTF-8.
@@ -77,12 +78,12 @@ def from_file(
         other = usable(Path(held_out).expanduser())
         left_out["held out too"] = len(rows.keys() & other)
     elif 0 < held_out < 1:
-        other = {key: row for key, row in rows.items() if zlib.crc32(key.encode()) < held_out * 2**32}
+        other = {key: row for key, row in rows.items() if _hash(key) < held_out * 2**32}
     else:
         what, where = "held_out must be a share between 0 and 1", f"tasks.from_file(held_out={held_out})"
         raise ConfigError(what, where=where, todo="write held_out=0.2, or name a file of its own")
     train = {key: row for key, row in rows.items() if key not in other}
-    sides = [list(side.values()) for side in (train, other)]
+    sides = [[side[key] for key in sorted(side, key=_hash)] for side in (train, other)]
     if policy is not None:
         sides = [_short_enough(side, policy, max_new_tokens, left_out) for side in sides]
     counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
@@ -95,6 +96,10 @@ def from_file(
     if why:
         output.warn(f"tasks.from_file, {description}.")
     return task_of(file.stem, sides, correct, description)
+
+
+def _hash(key: str) -> int:
+    return zlib.crc32(key.encode())
 
 
 def _distinct(rows: Iterable[Row], question: str, answer: str, left_out: Counter[str]) -> dict[str, Row]:

@@ -52,10 +52,12 @@ def test_each_format_gives_the_same_task(ending, write, recwarn):
     assert not [warning for warning in recwarn if "from_file" in str(warning.message)]
 
 
-def test_a_question_is_on_the_same_side_whatever_stands_around_it(write):
+def test_a_question_is_on_the_same_side_in_the_same_place_whatever_stands_around_it(write):
     sides = [rows_of(tasks.from_file(write(rows)))[1] for rows in (SUMS, SUMS[::-1], SUMS[10:] + SUMS[:10])]
-    held_out = [{row["problem"] for row in side} for side in sides]
+    held_out = [[row["problem"] for row in side] for side in sides]
     assert held_out[0] == held_out[1] == held_out[2]
+    in_the_file = [row["question"] for row in SUMS if row["question"] in held_out[0]]
+    assert held_out[0] not in (in_the_file, in_the_file[::-1]), "the first n of a sorted file are not the easiest n"
 
 
 BAD = [
