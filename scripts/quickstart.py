@@ -105,5 +105,6 @@ if __name__ == "__main__":
     # A notebook that failed has shown its error; this script's traceback would only hide it.
     sys.tracebacklimit = 0
     if "RLOO_KIT_MODEL" not in os.environ:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on a GPU the notebook would download a Qwen3 and train for hours
+        # On a GPU the notebook would download a Qwen3 and train for hours; a .env may name another, too.
+        os.environ |= {"RLOO_KIT_MODEL": "tiny", "CUDA_VISIBLE_DEVICES": ""}
     print("\n" + summary(run(int(sys.argv[1]) if len(sys.argv) > 1 else 0)))

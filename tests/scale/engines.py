@@ -65,12 +65,23 @@ def trained(policy: Any, folder: Path, processes: int, engine: str, settings: di
 
     task = rloo_kit.tasks.addition(n_train=64, n_held_out=32, seed=0)
     file = str(ROOT / f"configs/accelerate/deepspeed_{engine}.json") if engine.startswith("zero") else None
-    common: dict[str, Any] = {"output_dir": str(folder), "max_steps": 2, "num_generations": K, "seed": 7}
-    common |= {"per_device_train_batch_size": ROWS // processes, "gradient_accumulation_steps": 2}
-    common |= {"learning_rate": 1e-2, "lr_scheduler_type": "constant", "max_completion_length": 8}
-    common |= {"adam_epsilon": 1e-2}  # smooth: at 1e-8 the first update is the gradient's sign, noise included
-    common |= {"max_grad_norm": 1e9}  # logged, and never cut
-    common |= {"save_strategy": "no", "use_cpu": True, "deepspeed": file, "ddp_find_unused_parameters": False}
+    common: dict[str, Any] = {
+        "output_dir": str(folder),
+        "max_steps": 2,
+        "num_generations": K,
+        "per_device_train_batch_size": ROWS // processes,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-2,
+        "adam_epsilon": 1e-2,  # smooth: at 1e-8 the first update is the gradient's sign, noise included
+        "lr_scheduler_type": "constant",
+        "max_completion_length": 8,
+        "max_grad_norm": 1e9,  # logged, and never cut
+        "save_strategy": "no",
+        "seed": 7,
+        "use_cpu": True,
+        "deepspeed": file,
+        "ddp_find_unused_parameters": False,
+    }
     generator = torch.Generator().manual_seed(1)
     for name, parameter in sorted(policy.model.named_parameters()):
         if parameter.requires_grad:

@@ -18,10 +18,19 @@ policy = rloo_kit.load_policy("tiny", seed=0)
 task = rloo_kit.tasks.arithmetic(
     asked.pop("level", 1), policy, n_train=32, n_held_out=8, max_new_tokens=16, n_prompts=2, n_samples=1
 )
-settings = {"num_generations": 4, "gradient_accumulation_steps": 1, "max_completion_length": 8, "seed": 7}
-settings |= {"learning_rate": 1e-3, "lr_scheduler_type": "constant", "logging_steps": 1, "report_to": "none"}
-settings |= {"top_p": 0.9}  # a doubt, said once
-config = rloo_kit.RLOOConfig(output_dir=str(folder / "run"), **settings, **asked)
+config = rloo_kit.RLOOConfig(
+    output_dir=str(folder / "run"),
+    num_generations=4,
+    gradient_accumulation_steps=1,
+    max_completion_length=8,
+    learning_rate=1e-3,
+    lr_scheduler_type="constant",
+    logging_steps=1,
+    report_to="none",
+    seed=7,
+    top_p=0.9,  # a doubt, said once
+    **asked,
+)
 seen: list[tuple[int, str, list[int]]] = []
 
 
