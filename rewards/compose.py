@@ -6,6 +6,7 @@ import hashlib
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rewards.errors import invalid
@@ -18,6 +19,7 @@ from rewards.trl_interface import (
     call_reward,
     column_in,
     count_of,
+    full_score,
     judges_of,
     reward_name,
 )
@@ -53,9 +55,11 @@ def log_mean(log_metric: Callable[[str, float], None] | None, name: str, scores:
 class _Composed(Wrapped):
     """A reward whose scores a function makes of the members', with its settings."""
 
-    def __init__(self, how: Callable[..., Scores], name: str, *rewards: Reward, **settings: Any) -> None:
+    def __init__(
+        self, how: Callable[..., Scores], name: str, *rewards: Reward, right: float | None = None, **settings: Any
+    ) -> None:
         super().__init__(name, *rewards)
-        self.how, self.settings = how, settings
+        self.how, self.settings, self.right = how, settings, right
 
     def __call__(self, **kwargs: Any) -> Scores:
         return self.how(self, kwargs, **self.settings)
@@ -122,14 +126,16 @@ def gated(by: Reward, reward: Reward, *, above: float = 0.0, otherwise: float = 
     return whole
 
 
-def _clip(whole: Wrapped, kwargs: Mapping[str, Any], low: float, high: float) -> Scores:
-    scores = call_reward(whole.rewards[0], **kwargs)
-    return [None if score is None else min(max(score, low), high) for score in scores]
+def _changed(whole: Wrapped, kwargs: Mapping[str, Any], change: Callable[[float], float]) -> Scores:
+    return [None if score is None else change(score) for score in call_reward(whole.rewards[0], **kwargs)]
 
 
-def _scale(whole: Wrapped, kwargs: Mapping[str, Any], scale: float, offset: float) -> Scores:
-    scores = call_reward(whole.rewards[0], **kwargs)
-    return [None if score is None else scale * score + offset for score in scores]
+def _clip(score: float, low: float, high: float) -> float:
+    return min(max(score, low), high)
+
+
+def _scale(score: float, scale: float, offset: float) -> float:
+    return scale * score + offset
 
 
 @recorded()
@@ -142,7 +148,9 @@ def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
     """
     if not low < high:
         raise invalid("low must be below high", f"clipped(low={low}, high={high})", "swap or change them")
-    return _Composed(_clip, f"clipped({reward_name(reward)})", reward, low=float(low), high=float(high))
+    change, right = partial(_clip, low=float(low), high=float(high)), full_score(reward)
+    right = None if right is None else change(right)
+    return _Composed(_changed, f"clipped({reward_name(reward)})", reward, right=right, change=change)
 
 
 @recorded()
@@ -156,7 +164,9 @@ def scaled(reward: Reward, scale: float, offset: float = 0.0) -> Reward:
     if not (math.isfinite(scale) and math.isfinite(offset)):
         raise invalid("scale and offset must be finite", f"scaled({scale}, {offset})", "pass two numbers")
     name = f"{scale:g}*{reward_name(reward)}" + (f"{offset:+g}" if offset else "")
-    return _Composed(_scale, name, reward, scale=float(scale), offset=float(offset))
+    change, right = partial(_scale, scale=float(scale), offset=float(offset)), full_score(reward)
+    right = None if right is None or scale <= 0 else change(right)
+    return _Composed(_changed, name, reward, right=right, change=change)
 
 
 def _only(whole: Wrapped, kwargs: Mapping[str, Any], wanted: Mapping[str, tuple[Any, ...]]) -> Scores:
@@ -183,7 +193,7 @@ def only_for(reward: Reward, **columns: Any) -> Reward:
     several = (set, frozenset, list, tuple)
     wanted = {c: tuple(value) if isinstance(value, several) else (value,) for c, value in columns.items()}
     named = ", ".join(f"{c}={'|'.join(sorted(set(map(str, values))))}" for c, values in wanted.items())
-    whole = _Composed(_only, f"{reward_name(reward)}[{named}]", reward, wanted=wanted)
+    whole = _Composed(_only, f"{reward_name(reward)}[{named}]", reward, right=full_score(reward), wanted=wanted)
     whole.columns = (*wanted, *whole.columns)
     return whole
 
@@ -217,4 +227,4 @@ def cached(reward: Reward) -> Reward:
     Two rows are the same if their completion ids, prompt and columns are.  Not for rewards that depend on
     ``trainer_state``, chance or the rest of the batch.
     """
-    return _Composed(_remember, reward_name(reward), reward, known={})
+    return _Composed(_remember, reward_name(reward), reward, right=full_score(reward), known={})

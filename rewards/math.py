@@ -78,7 +78,7 @@ def _tractable(expression: str) -> bool:
 
 
 def _bare(text: str) -> str:
-    text = re.sub(r"\\(?:left|right|displaystyle|,|;|!|:|quad)(?![a-z])|\$", " ", text).strip(" .*\n`।。")
+    text = re.sub(r"\\(?:left|right|displaystyle|,|;|:|quad)(?![a-z])|\$", " ", text).strip(" .*\n`।。")
     text = re.sub(r"^\\(?:text|boxed|fbox)\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", r"\1", text)
     text = re.sub(r"^\\[\[(]|\\[\])]$", "", text).strip(" .*\n`।。")
     text = _TEXT_AFTER.sub("", text)

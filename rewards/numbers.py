@@ -15,7 +15,7 @@ LONGEST = 400  # characters of a text that states a number
 
 _HIDDEN = re.compile(
     r"<!--.{0,500}?-->|~~(?=\S).{1,500}?~~|<(s|del|strike)\s?>.{0,500}?</\1\s?>|<\|[a-z_]+\|>|</s>\s*\Z"
-    r"|</?(?:b|strong|i|em|u|mark|code|p|br|div|span|center)\s?/?>|[\u00ad\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]",
+    r"|</?(?:b|strong|i|em|u|mark|code|p|br|div|span|center)\s?/?>|\\!|[\u00ad\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]",
     re.DOTALL,
 )
 _BIDI = re.compile("[\u202a-\u202e\u2066-\u2069]")
@@ -50,7 +50,7 @@ def readable(text: str) -> str:
 _WRAPPER = re.compile(
     r"\\(?:boxed|fbox|text(?:bf|it|rm|sf|tt)?|math(?:bf|it|rm|sf)|mbox|operatorname|emph|underline|(?:text)?color\s*\{\w*\})\s*\{([^{}]*)\}"
 )
-_SPACE = re.compile(r"\\[,;!: ]|\\q?quad(?![a-z])|~")
+_SPACE = re.compile(r"\\[,;: ]|\\q?quad(?![a-z])|~")
 _MARKUP = re.compile(r"\\left|\\right|\\(?:display|text)style|\\bf(?![a-z])|\\[()\[\]]|\*\*|__|`")
 # A period of zeros, and base ten.
 _REDUNDANT = re.compile(r"(?<=[.\d])\\(?:overline|bar|dot)\s*\{0+\}|(?<=\d)_\s*(?:\{10\}|10\b)")

@@ -72,8 +72,16 @@ def columns_of(*rewards: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(itertools.chain.from_iterable(named)))
 
 
+def full_score(reward: object) -> float | None:
+    """The score of a right answer: ``reward.right``, of a plain function 1; None where it is not known."""
+    right: float | None = said_by(reward, "right", 1.0 if inspect.isfunction(_inner(reward)) else None)
+    return right
+
+
 class Wrapped:
     """A reward made of others, which says of itself what they say: what it pays for, and what it needs."""
+
+    right: float | None = None
 
     def __init__(self, name: str, *rewards: Reward) -> None:
         for reward in rewards:
@@ -190,7 +198,7 @@ def guarded(reward: Reward, *, limit: float = LIMIT, columns: Iterable[str] | No
 class _Guarded(Wrapped):
     def __init__(self, reward: Reward, limit: float) -> None:
         super().__init__(reward_name(reward), reward)
-        self.reward, self.limit = reward, limit
+        self.reward, self.limit, self.right = reward, limit, full_score(reward)
 
     def __call__(self, **kwargs: Any) -> Scores:
         with self._explained(kwargs):

@@ -49,8 +49,7 @@ def check_dataset(
     if tokenizer is not None and not isinstance(prompts[0], str):
         template_kwargs = getattr(args, "chat_template_kwargs", None) or {}
         check_thinking(tokenizer, template_kwargs)
-        for index, prompt in enumerate(prompts[:16]):
-            _check_rendered(prompt, tokenizer, template_kwargs, _place(name, index, prompt))
+        check_rendered(prompts, tokenizer, template_kwargs, name)
 
 
 def not_a_dataset(given: object, name: str, where: str) -> DatasetError:
@@ -70,6 +69,9 @@ def _check_columns(columns: Sequence[str], name: str) -> None:
     if columns and "prompt" not in columns:
         todo = "rename the column that holds the prompts: dataset.rename_column(name, 'prompt')"
         raise DatasetError("the dataset has no column 'prompt'", where=where, todo=todo)
+    if taken := {"prompts", "completions"} & set(columns):
+        what = f"the dataset has a column {taken.pop()!r}, which is what TRL calls an argument of every reward"
+        raise DatasetError(what, where=where, todo="rename it: dataset.rename_column(name, other)")
     if {"image", "images"} & set(columns):  # they would be left out without a word
         todo = "drop the column with dataset.remove_columns, or train with trl.RLOOTrainer"
         raise DatasetError("the dataset has images, and rloo_kit trains text policies", where=where, todo=todo)
@@ -114,20 +116,22 @@ def _text_of(prompt: Any) -> str:
     return prompt if isinstance(prompt, str) else "".join(message.get("content") or "" for message in prompt)
 
 
-def _check_rendered(
-    prompt: Any, tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any], where: str
+def check_rendered(
+    prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None, template_kwargs: dict[str, Any], name: str
 ) -> None:
-    """The chat template may leave a message out, as Qwen3's does one of an unknown role, and nothing says so."""
-    last, what = prompt[-1], ""
+    """Of the first prompts: the chat template may leave a message out, as Qwen3's does one of an unknown role, and
+    nothing says so."""
     how = {"tokenize": False, "add_generation_prompt": True, **template_kwargs}
-    try:
-        if str(last.get("content") or "").strip()[:40] not in tokenizer.apply_chat_template(prompt, **how):
-            what = f"leaves out the prompt's last message, of role {last.get('role')!r}"
-    except Exception as error:  # a template raises what it likes
-        what = f"cannot render a prompt: {error}"
-    if what:
-        todo = "use a role that tokenizer.chat_template knows, such as 'user', or correct the template"
-        raise DatasetError(f"the tokenizer's chat template {what}", where=where, todo=todo)
+    for index, prompt in enumerate(() if tokenizer is None or isinstance(prompts[0], str) else prompts[:16]):
+        last, what = prompt[-1], ""
+        try:
+            if str(last.get("content") or "").strip()[:40] not in tokenizer.apply_chat_template(prompt, **how):
+                what = f"leaves out the prompt's last message, of role {last.get('role')!r}"
+        except Exception as error:  # a template raises what it likes
+            what = f"cannot render a prompt: {error}"
+        if what:
+            todo = "use a role that tokenizer.chat_template knows, such as 'user', or correct the template"
+            raise DatasetError(f"the tokenizer's chat template {what}", where=_place(name, index, prompt), todo=todo)
 
 
 def longest_prompts(dataset: Dataset | IterableDataset, count: int = 16) -> tuple[list[int], list[Any]]:

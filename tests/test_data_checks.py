@@ -41,6 +41,7 @@ BAD_DATASETS: dict[str, tuple[object, tuple[str, ...]]] = {
     "a name": ("openai/gsm8k", ("is a str", "load_dataset('openai/gsm8k', split='train')")),
     "a whole task": (TASK, ("is a Task", "pass task.train")),
     "no prompt column": (TWO.rename_column("prompt", "x"), ("no column 'prompt'", "['answer', 'x']", "rename")),
+    "a name of TRL's": (TWO.add_column("completions", [1, 2]), ("a column 'completions'", "rename_column")),
     "images": (TWO.add_column("image", [1, 2]), ("has images", "remove_columns")),
     "too few rows": (prompts("one"), ("takes 2 prompts and the dataset has 1", "no step would run")),
     "an empty prompt": (prompts("a", " "), ("a prompt is empty", "train_dataset[1]['prompt'] = ' '")),

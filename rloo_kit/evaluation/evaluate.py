@@ -10,12 +10,11 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import isfunction
 from typing import Any
 
 import rewards
 from rewards.answers import answer_reward
-from rewards.trl_interface import Reward, judges_of, reward_name
+from rewards.trl_interface import Reward, full_score, judges_of, reward_name
 from rloo_kit import argument_types, data_checks, tasks
 from rloo_kit.argument_types import Count, Seed
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
@@ -153,7 +152,7 @@ def evaluate(
     prompts, count = [row["prompt"] for row in rows], len(rows) * samples
     funcs: list[Any] = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     correct = correct or _grader(funcs, rows, policy)
-    _check(rows, [*funcs, *filter(None, [correct])], policy)
+    _check(rows, [*funcs, *filter(None, [correct])], policy, generate.get("chat_template_kwargs"))
     data_checks.check_weights(funcs, reward_weights, where="evaluate")
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "thinking": policy.thinking}
     drawn = ("chat_template_kwargs",) if greedy else SAMPLING
@@ -246,8 +245,9 @@ def _check_room(policy: Policy, prompts: Sequence[Prompt], room: int, how: dict[
 
 def check_asked(*, n: int | None = None, samples: int = 1, greedy: bool = True, room: int = 1, **generate: Any) -> None:
     """Check :func:`evaluate`'s arguments, before there is a policy; ``generate`` is for ``Policy.generate``."""
-    counts = {"n": n, "samples": samples, "room": room}
-    argument_types.check(counts, {"n": Count | None, "samples": Count, "room": Count}, "evaluate")
+    given = {"n": n, "samples": samples, "room": room, "greedy": greedy}
+    hints = {"n": Count | None, "samples": Count, "room": Count, "greedy": bool}
+    argument_types.check(given, hints, "evaluate")
     if greedy and samples > 1:
         raise ConfigError(
             f"greedy takes the most probable token each time, so {samples} samples of a prompt would be one",
@@ -271,16 +271,17 @@ def _rows(dataset: Iterable[Row], n: int | None) -> list[Row]:
 
 def _grader(funcs: Sequence[Reward], rows: Sequence[Row], policy: Policy) -> Reward | None:
     """The first reward whose score alone says whether the answer is right, else the kit's where rows have answers."""
-    graders = (f for f in funcs if judges_of(f) == "answer" and (hasattr(f, "right") or isfunction(f)))
+    graders = (func for func in funcs if judges_of(func) == "answer" and full_score(func) is not None)
     default = answer_reward(tokens=policy.checkpoint.tokens) if "answer" in rows[0] else None
     return next(graders, default)
 
 
-def _check(rows: Sequence[Row], called: Sequence[Any], policy: Policy) -> None:
+def _check(rows: Sequence[Row], called: Sequence[Any], policy: Policy, template: dict[str, Any] | None) -> None:
     from torch.nn import Module
 
     prompts = [row["prompt"] for row in rows]
     data_checks.check_prompts(prompts, policy.tokenizer, "dataset")
+    data_checks.check_rendered(prompts, policy.tokenizer, template or {}, "dataset")
     for func in called:
         if isinstance(func, str | Module):
             model = repr(func) if isinstance(func, str) else "model, tokenizer=..."

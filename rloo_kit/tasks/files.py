@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +48,7 @@ def from_file(
 
     A question is on the same side in every process, whatever the order of the rows: two rows of the same question are
     one problem.  The file's order is not kept, so that the first n problems of a sorted file are not the easiest n.
-    Other columns stay, and rewards get them.
+    Other columns stay, and rewards get them; the columns prompt, answer and problem are made here.
 
     Args:
         path: a .csv, .tsv, .jsonl, .json or .parquet file, in UTF-8.
@@ -73,16 +75,17 @@ def from_file(
         left_out[f"whose answer is not of kind {kind!r}"] += len(rows) - len(readable)
         return {key: _prompted(row, asks, system) for key, row in rows.items() if key in readable}
 
-    rows = usable(file)
+    rows, in_a_file = usable(file), isinstance(held_out, str | os.PathLike)
     if isinstance(held_out, str | os.PathLike):
         other = usable(Path(held_out).expanduser())
-        left_out["held out too"] = len(rows.keys() & other)
     elif 0 < held_out < 1:
         other = {key: row for key, row in rows.items() if _hash(key) < held_out * 2**32}
     else:
         what, where = "held_out must be a share between 0 and 1", f"tasks.from_file(held_out={held_out})"
         raise ConfigError(what, where=where, todo="write held_out=0.2, or name a file of its own")
-    train = {key: row for key, row in rows.items() if key not in other}
+    taken = {key.casefold() for key in other}
+    train = {key: row for key, row in rows.items() if key.casefold() not in taken}
+    left_out["held out too"] = (len(rows) - len(train)) * in_a_file
     sides = [[side[key] for key in sorted(side, key=_hash)] for side in (train, other)]
     if policy is not None:
         sides = [_short_enough(side, policy, max_new_tokens, left_out) for side in sides]
@@ -99,7 +102,7 @@ def from_file(
 
 
 def _hash(key: str) -> int:
-    return zlib.crc32(key.encode())
+    return zlib.crc32(key.casefold().encode())
 
 
 def _distinct(rows: Iterable[Row], question: str, answer: str, left_out: Counter[str]) -> dict[str, Row]:
@@ -108,7 +111,7 @@ def _distinct(rows: Iterable[Row], question: str, answer: str, left_out: Counter
     for row in rows:
         problem, right = _text(row[question]), _text(_messages(row[answer])[-1:] or row[answer])
         prompt = _messages(row[question]) or [{"role": "user", "content": problem}]
-        key = " ".join(problem.split()).casefold()  # case and space do not tell problems apart
+        key = " ".join(problem.split())
         if not problem or not right or prompt[-1]["role"] == "assistant":
             left_out["without a usable question or answer"] += 1
         elif key in distinct:
@@ -170,12 +173,20 @@ def read(file: Path, question: str, answer: str) -> list[Row]:
         columns = list(dict.fromkeys(name for row in rows for name in row))
     except Exception as error:  # pandas, json and pyarrow raise what they like
         said = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        todo = "save it in UTF-8; JSON lines have one object a line, CSV a line of column names first"
+        todo = "save it in UTF-8; JSON lines have an object a line, CSV names first and quotes round texts with commas"
         raise DatasetError(f"{file.name} cannot be read: {said}", where=str(file), todo=todo) from error
     for argument, name in (("question", question), ("answer", answer)):
         if name not in columns:
             what, where = (f"the file has no column {name!r}", f"{file}, whose columns are {', '.join(columns)}")
             raise DatasetError(what, where=where, todo=f"name it: {argument}=...")
+    import pyarrow as pa
+
+    for name in columns:
+        try:
+            pa.array([row.get(name) for row in rows if name not in (question, answer)])  # these become texts
+        except pa.ArrowException as error:
+            what, todo = f"the column {name!r} holds values of several types", "make all of one type, or remove it"
+            raise DatasetError(what, where=f"{file}; {str(error).splitlines()[0]}", todo=todo) from error
     return [{name: row.get(name) for name in columns} for row in rows]
 
 
@@ -185,15 +196,18 @@ def _rows_of(file: Path, as_written: dict[str, type]) -> list[Row]:
     if ending in (".jsonl", ".json"):
         text = file.read_text(encoding="utf-8-sig")
         lines = [line for line in text.split("\n") if line.strip()]
-        return json.loads(text) if text.lstrip().startswith("[") else [dict(json.loads(one)) for one in lines]
+        # In a table of pandas' NaN is what is missing.
+        load = partial(json.loads, parse_constant=lambda name: None if name == "NaN" else float(name))
+        return load(text) if text.lstrip().startswith("[") else [dict(load(one)) for one in lines]
     if ending == ".parquet":
         from pyarrow import parquet
 
         return list(parquet.read_table(file).to_pylist())
     import pandas as pd  # type: ignore[import-untyped]
 
-    how: Any = {"converters": as_written, "keep_default_na": False, "encoding": "utf-8-sig"}
-    return list(pd.read_csv(file, sep="\t" if ending == ".tsv" else ",", **how).to_dict("records"))
+    how: Any = {"converters": as_written, "keep_default_na": False, "encoding": "utf-8-sig", "index_col": False}
+    with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):  # of more fields than names
+        return list(pd.read_csv(file, sep="\t" if ending == ".tsv" else ",", **how).to_dict("records"))
 
 
 REPOSITORY = "openai/gsm8k"

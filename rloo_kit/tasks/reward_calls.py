@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import rewards
-from rewards.trl_interface import UNSEEN, Reward, call_reward
+from rewards.trl_interface import UNSEEN, Reward, call_reward, full_score
 
 if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion
@@ -37,7 +37,8 @@ def score(reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Sequen
 
 
 def solved(reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Sequence[Completion]) -> list[bool | None]:
-    """Which completions ended and earn the full score (``reward.right``, else 1); None where it judges nothing."""
-    full, scores = getattr(reward, "right", 1.0), score(reward, rows, completions)
+    """Which completions ended and earn the full score, 1 where it is not known; None where it judges nothing."""
+    right, scores = full_score(reward), score(reward, rows, completions)
+    full = 1.0 if right is None else right
     pairs = zip(scores, completions, strict=True)
     return [None if one is None else said.finished and one >= full for one, said in pairs]

@@ -1,22 +1,19 @@
 """Keep the prompts that a policy solves sometimes: where all K completions earn the same, RLOO learns nothing.
 
-What was sampled is kept in a table, a line a prompt, so that it is done once and goes on after an interruption.
+What was sampled is kept in a table, a line a prompt, so that it is done once and goes on after an interruption; the
+reward grades it anew each time.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import inspect
 import json
 import os
-import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rewards.provenance import made_by
-from rewards.trl_interface import check_signature, reward_name
+from rewards.trl_interface import check_signature
 from rloo_kit import argument_types
 from rloo_kit.argument_types import Count, Seed, Share
 from rloo_kit.errors import ConfigError, DatasetError
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
     from rewards.trl_interface import Reward
     from rloo_kit.policy.policy import Policy
 
-CHUNK = 64  # completions between two writes of the table
+CHUNK = 64  # completions sampled, kept and graded at a time
 STRIDE = 101  # of so many weights one is looked at, to tell policies apart: an update moves them all
 Row = dict[str, Any]
 
@@ -54,34 +51,31 @@ def within_reach(
 
     Args:
         n_prompts: only the first so many, to have a look; with more of them later it goes on from there.
-        folder: of the tables, each with the name of its policy, reward and sampling: other bounds sample nothing.
+        folder: of the tables, each of a policy and its sampling: other bounds, or another reward, sample nothing.
         max_new_tokens, sampling: for ``Policy.generate``, as in training; the checkpoint's temperature by default.
 
     Raises:
         ConfigError: a number out of range; several processes.
         DatasetError: no row, or no prompt within reach.
     """
-    hints = {"low": Share, "high": Share, "n": Count, "n_prompts": Count | None, "seed": Seed}
-    given = {"low": low, "high": high, "n": n, "n_prompts": n_prompts, "seed": seed}
-    argument_types.check(given, hints, "within_reach")
+    check_asked(low=low, high=high, n=n, n_prompts=n_prompts, seed=seed)
+    if not hasattr(dataset, "select"):
+        what, todo = f"within_reach takes a datasets.Dataset, not {type(dataset).__name__}", "Dataset.from_list(rows)"
+        raise DatasetError(what, where="within_reach(dataset=...)", todo=todo)
     rows: list[Row] = list(dataset if n_prompts is None else dataset.take(n_prompts))
     if not rows:
         todo = "give the prompts to train on"
         raise DatasetError("the dataset has no rows", where="within_reach", todo=todo)
     check_signature(reward, columns_of(rows[0]))
     sampling = {"temperature": policy.checkpoint.temperature, **sampling, "max_new_tokens": max_new_tokens}
-    head: Row = {"policy": policy.base, "weights": _digest_of_weights(policy), "reward": _digest_of(reward)}
-    head |= {"thinking": policy.thinking, "seed": seed, "n": n, **sampling}
+    head: Row = {"policy": policy.base, "weights": _digest_of_weights(policy), "thinking": policy.thinking}
+    head |= {"seed": seed, "n": n, **sampling}
     head.pop("batch_size", None)
-    ids = policy.tokenize([row["prompt"] for row in rows], **(sampling.get("chat_template_kwargs") or {}))
-    keys = [_hashed(one) for one in zip(ids, rows, strict=True)]
-    path = Path(folder, f"{_hashed(head)}.jsonl")
-    table = _sampled(policy, reward, dict(zip(keys, rows, strict=True)), path, head, sampling)
+    path = Path(folder, f"{_hashed(head)}.jsonl").expanduser()
+    counts, cut = _solved(policy, reward, rows, path, head, sampling)
 
-    counts = [table[key]["solved"] for key in keys]
     kept = [index for index, count in enumerate(counts) if low <= count / n <= high]
-    what = f"{len(kept)} of {len(keys)} prompts are solved in {low:.0%} to {high:.0%} of {n} completions"
-    cut = sum(table[key]["cut"] for key in keys) / n / len(keys)
+    what = f"{len(kept)} of {len(rows)} prompts are solved in {low:.0%} to {high:.0%} of {n} completions"
     histogram = _histogram(Counter(counts), Counter(counts[index] for index in kept), n)
     output.say(f"within reach: {what}, {cut:.0%} cut ({path})\n{histogram}")
     if not kept:
@@ -91,42 +85,62 @@ def within_reach(
     return dataset.select(kept)
 
 
-def _sampled(
-    policy: Policy, reward: Reward, rows: dict[str, Row], path: Path, head: Row, sampling: Row
-) -> dict[str, Row]:
-    """The table's lines by their prompt; what is missing is sampled, and the file written after each chunk."""
-    keys, n, table = list(rows), head["n"], _read(path)
-    if (rows.keys() - table) and multi_process.process_count() > 1:
+def check_asked(**given: object) -> None:
+    """Check :func:`within_reach`'s own arguments, before there is a policy."""
+    hints = {"low": Share, "high": Share, "n": Count, "n_prompts": Count | None, "seed": Seed}
+    argument_types.check({name: given[name] for name in hints if name in given}, hints, "within_reach")
+    low, high = given.get("low", 0.0), given.get("high", 1.0)
+    if low > high:  # type: ignore[operator]
+        raise ConfigError("low is above high", where=f"within_reach(low={low}, high={high})", todo="swap them")
+
+
+def _solved(
+    policy: Policy, reward: Reward, rows: list[Row], path: Path, head: Row, sampling: Row
+) -> tuple[list[int], float]:
+    """How often each row is solved, and the share that was cut; what the table lacks is sampled, and put into it."""
+    from rloo_kit.policy.policy import Completion  # which imports torch
+
+    ids = policy.tokenize([row["prompt"] for row in rows], **(sampling.get("chat_template_kwargs") or {}))
+    keys, n, table = list(map(_hashed, ids)), head["n"], _read(path)
+    if (set(keys) - table.keys()) and multi_process.process_count() > 1:
         what, todo = "several processes would sample other completions each", "call it in one process first"
         raise ConfigError(what, where=f"within_reach, without the finished table {path}", todo=todo)
-    size = max(1, CHUNK // n)
-    for start in range(0, len(keys), size):
-        if not (chunk := [key for key in keys[start : start + size] if key not in table]):
-            continue
-        prompts = [rows[key]["prompt"] for key in chunk]
-        # Each chunk has its own seed, so that an interruption changes no draw.
-        completions = policy.generate(prompts, n=n, seed=(head["seed"] + start) % 2**32, **sampling)
-        right = solved(reward, [rows[key] for key in chunk for _ in range(n)], completions)
-        for index, key in enumerate(chunk):
-            own = slice(index * n, (index + 1) * n)
-            cut = sum(not completion.finished for completion in completions[own])
-            table[key] = {"prompt": key, "solved": right[own].count(True), "cut": cut}
-        _write(path, [head, *table.values()])
-        if start * 10 // len(keys) < (start + size) * 10 // len(keys):
-            output.say(f"within reach: {min(start + size, len(keys))} of {len(keys)} prompts sampled")
-    return table
+    size, counts, cut = max(1, CHUNK // n), list[int](), 0
+    for start in range(0, len(rows), size):
+        part = slice(start, start + size)
+        if missing := {key: row["prompt"] for key, row in zip(keys[part], rows[part], strict=True) if key not in table}:
+            # Each chunk has its own seed, so that an interruption changes no draw.
+            made = policy.generate(list(missing.values()), n=n, seed=(head["seed"] + start) % 2**32, **sampling)
+            drawn = [(list(completion.ids), completion.finished) for completion in made]
+            new = [{"prompt": key, "completions": drawn[i * n : i * n + n]} for i, key in enumerate(missing)]
+            _append(path, head, new)
+            table |= {line["prompt"]: line for line in new}
+            if start * 10 // len(rows) < (start + size) * 10 // len(rows):
+                output.say(f"within reach: {min(start + size, len(rows))} of {len(rows)} prompts sampled")
+        completions = [
+            Completion(row["prompt"], policy.tokenizer.decode(ids, skip_special_tokens=True), tuple(ids), finished)
+            for key, row in zip(keys[part], rows[part], strict=True)
+            for ids, finished in table[key]["completions"]
+        ]
+        right = solved(reward, [row for row in rows[part] for _ in range(n)], completions)
+        counts += [right[i : i + n].count(True) for i in range(0, len(right), n)]
+        cut += sum(not completion.finished for completion in completions)
+    return counts, cut / n / len(rows)
 
 
 def _read(path: Path) -> dict[str, Row]:
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return {line["prompt"]: line for line in map(json.loads, lines[1:])}
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    whole, newline, torn = text.rpartition("\n")
+    if torn:  # by an interruption
+        path.write_text(whole + newline, encoding="utf-8")
+    return {line["prompt"]: line for line in map(json.loads, whole.splitlines()[1:])}
 
 
-def _write(path: Path, lines: list[Row]) -> None:
+def _append(path: Path, head: Row, lines: list[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".part")
-    scratch.write_text("".join(f"{_as_json(line)}\n" for line in lines), encoding="utf-8")
-    scratch.replace(path)  # whole or not at all
+    with path.open("a", encoding="utf-8") as file:
+        lines = lines if file.tell() else [head, *lines]
+        file.writelines(f"{json.dumps(line, default=repr)}\n" for line in lines)
 
 
 def _histogram(before: Counter[int], after: Counter[int], n: int) -> str:
@@ -146,18 +160,5 @@ def _digest_of_weights(policy: Policy) -> str:
     return digest.hexdigest()[:16]
 
 
-def _digest_of(reward: Reward) -> str:
-    """Its name, and a digest of the call that made it, or of its source."""
-    source: Any = made_by(reward)
-    with contextlib.suppress(OSError, TypeError):  # a source that is not there
-        source = source or inspect.getsource(reward if inspect.isroutine(reward) else type(reward))
-    return f"{reward_name(reward)} {_hashed(source)}"
-
-
 def _hashed(value: object) -> str:
-    return hashlib.sha256(_as_json(value).encode()).hexdigest()[:16]
-
-
-def _as_json(value: object) -> str:
-    # Without addresses, which differ from process to process.
-    return json.dumps(value, default=lambda one: re.sub(r" at 0x\w+", "", repr(one)))
+    return hashlib.sha256(json.dumps(value, default=repr).encode()).hexdigest()[:16]

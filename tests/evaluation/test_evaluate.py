@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict
 
 import rewards
 from rewards import QWEN3, RewardValueError
-from rloo_kit.errors import ConfigError, RewardError
+from rloo_kit.errors import ConfigError, DatasetError, RewardError
 from rloo_kit.evaluation.compare import compare
 from rloo_kit.evaluation.evaluate import SAMPLING, Evaluation, evaluate
 from rloo_kit.evaluation.intervals import bootstrap, wilson
@@ -129,6 +129,9 @@ def test_the_tiny_policy_is_measured_on_its_held_out_problems(task, policy):
     assert len(greedy.completions) == len(task.held_out)
     sampled = evaluate(policy, task, task.correct, n=4, samples=3, greedy=False, max_new_tokens=32)
     assert sampled.accuracy == sampled.reward, "the task's own reward is the judge"
+    unknown = [{"prompt": [{"role": "human", "content": "1 + 1?"}], "answer": "2"}]
+    with pytest.raises(DatasetError, match=r"leaves out the prompt's last message, of role 'human'"):
+        evaluate(policy, unknown)
 
 
 def test_answers_are_graded_by_answer_reward_and_rows_that_it_cannot_judge_are_not_counted():
@@ -159,6 +162,7 @@ BEFORE = {
     "no prompts": ({"dataset": QUESTIONS.remove_columns("prompt")}, "no column 'prompt'"),
     "all splits": ({"dataset": DatasetDict(test=QUESTIONS)}, r"dataset\['test'\]"),
     "a list of strings": ({"dataset": ["1 + 1"]}, "from_list"),
+    "a switch as text": ({"greedy": "no"}, "greedy"),
     "an empty prompt": ({"dataset": [{"prompt": ""}]}, r"prompt is empty[\s\S]*dataset\[0\]"),
     "no **kwargs": ({"reward_funcs": lambda completions: []}, r"add \*\*kwargs"),
     "no column": ({"reward_funcs": lambda completions, hint, **kwargs: []}, r"requires 'hint'[\s\S]*it has answer"),

@@ -6,6 +6,7 @@ import pytest
 
 import rewards
 from rewards import cached, clipped, compose, gated, only_for, scaled, weighted
+from rewards.trl_interface import full_score, judges_of
 
 
 class Scores:
@@ -46,6 +47,24 @@ def test_compositions_score_name_and_pickle(make, scores, name):
     assert reward.__name__ == name
     assert pickle.loads(pickle.dumps(reward))(completions=XYZ) == scores
     rewards.check_signature(reward)
+
+
+FULL = [
+    (rewards.guarded, 0.5),
+    (cached, 0.5),
+    (lambda reward: only_for(reward, kind="word"), 0.5),
+    (lambda reward: clipped(reward, high=0.25), 0.25),
+    (lambda reward: scaled(reward, 2.0, 1.0), 2.0),
+    (lambda reward: scaled(reward, -1.0), None),
+    (lambda reward: weighted([reward]), None),
+]
+
+
+@pytest.mark.parametrize(("wrap", "full"), FULL)
+def test_a_wrapped_reward_tells_right_from_wrong_as_the_reward_itself_does(wrap, full):
+    wrapped = wrap(rewards.answer_reward("exact", form="whole", right=0.5, wrong=0.0))
+    assert (full_score(wrapped), judges_of(wrapped)) == (full, "answer")
+    assert full in (None, *wrapped(completions=["yes"], answer=["yes"], kind=["word"]))
 
 
 def test_only_for_and_a_gate_call_the_reward_with_their_rows_alone():

@@ -1,5 +1,7 @@
 """Tasks from a file: one result for all formats, and every row that cannot be used is counted."""
 
+import json
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,7 +63,7 @@ def test_a_question_is_on_the_same_side_in_the_same_place_whatever_stands_around
 
 
 BAD = [
-    {"question": "what is  3 + 1? ", "answer": "4"},
+    {"question": "What is  3 + 1? ", "answer": "4"},
     {"question": "What is 3 + 1?", "answer": "5"},
     {"question": "A word?", "answer": "n/a"},
     {"question": "Nothing?", "answer": ""},
@@ -79,6 +81,27 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_warned_of(write):
     assert any(task.description in str(warning.message) for warning in caught)
     kept = {row["problem"]: row["answer"] for row in [*task.train, *task.held_out]}
     assert kept["What is 3 + 1?"] == "4", "the first of a question's answers"
+
+
+def test_questions_that_differ_in_case_are_two_problems_on_one_side(write):
+    rows = [
+        {"question": f"The code of {c}?", "answer": str(ord(c))}
+        for letter in "abcdefghij"
+        for c in (letter, letter.upper())
+    ]
+    sides = [[row["problem"] for row in side] for side in rows_of(tasks.from_file(write(rows), held_out=0.5))]
+    assert sorted(sides[0] + sides[1]) == sorted(row["question"] for row in rows)
+    assert not {text.casefold() for text in sides[0]} & {text.casefold() for text in sides[1]}
+
+
+def test_what_pandas_wrote_as_nan_is_missing(tmp_path):
+    rows = [
+        {"question": f"What is {n} + 1?", "answer": n + 1, "topic": "sums" if n % 2 else math.nan} for n in range(20)
+    ]
+    (tmp_path / "mine.json").write_text(json.dumps([*rows, {"question": math.nan, "answer": 1}]))
+    with pytest.warns(UserWarning, match="1 without a usable question"):
+        task = tasks.from_file(tmp_path / "mine.json")
+    assert set(task.train["topic"]) == {"sums", None}
 
 
 def test_text_in_a_csv_stays_as_it_is_written(write):
@@ -121,6 +144,8 @@ ERRORS = [
     ("mine.txt", {}, "files of this kind are not read"),
     ("half.jsonl", {}, "half.jsonl cannot be read"),
     ("utf16.csv", {}, "save it in UTF-8"),
+    ("commas.csv", {}, r"loss of data[\s\S]*quotes round texts with commas"),
+    ("mixed.jsonl", {}, "the column 'level' holds values of several types"),
 ]
 
 
@@ -130,6 +155,8 @@ def test_what_cannot_be_a_task_is_an_error_that_says_what_can(name, settings, sa
     (tmp_path / "mine.txt").write_text("question")
     (tmp_path / "half.jsonl").write_text('{"question": "a", "answer": 1}\n{"question":')
     (tmp_path / "utf16.csv").write_text("question,answer\na,1\n", encoding="utf-16")
+    (tmp_path / "commas.csv").write_text("question,answer\nTom has 7, buys 8: how many?,15\nAnn has 1, 2?,3\n")
+    (tmp_path / "mixed.jsonl").write_text('{"question": "a", "answer": 1, "level": 1}\n{"level": "hard"}')
     with pytest.raises((DatasetError, ConfigError), match=says) as caught:
         tasks.from_file(tmp_path / name, **settings)
     assert len(str(caught.value).splitlines()) == 3

@@ -1,5 +1,6 @@
 """Problems within reach: kept by what was sampled, sampled once, and resumed after an interruption."""
 
+import functools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ import pytest
 from datasets import Dataset
 
 from rloo_kit import tasks
-from rloo_kit.errors import ConfigError, DatasetError
+from rloo_kit.errors import ConfigError, DatasetError, RLOOKitError
 from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Completion, Policy
 
@@ -34,17 +35,18 @@ class Counting(Policy):
         if len(self.calls) == self.stops:
             raise KeyboardInterrupt
         said = [(prompt, prompt[0] if i < int(prompt[0]) else "77") for prompt in prompts for i in range(n)]
-        return [Completion(prompt, text, (1, 2), True) for prompt, text in said]
+        return [Completion(prompt, text, tuple(map(ord, text)), True) for prompt, text in said]
 
 
 def counting(stops=0):
-    policy = Counting(SimpleNamespace(named_parameters=list), None, CATALOGUE["smollm2-135m"])
+    tokenizer = SimpleNamespace(decode=lambda ids, **how: "".join(map(chr, ids)))
+    policy = Counting(SimpleNamespace(named_parameters=list), tokenizer, CATALOGUE["smollm2-135m"])
     object.__setattr__(policy, "stops", stops)
     return policy
 
 
-def right(completions, answer, **kwargs):
-    return [float(text == gold) for text, gold in zip(completions, answer, strict=True)]
+def right(completions, answer, also="", **kwargs):
+    return [float(text in (gold, also)) for text, gold in zip(completions, answer, strict=True)]
 
 
 @pytest.fixture(autouse=True)
@@ -64,8 +66,10 @@ def test_what_is_solved_sometimes_is_kept_and_the_histogram_shows_both(capsys):
     assert "\n   1 of 8          1      0  ###" in shown
     assert "\n   2 of 8          1      1  ###" in shown
     assert all(how["temperature"] == 0.6 for _, how in policy.calls), "the checkpoint's own"
-    # Other bounds, in another cell, sample nothing.
+    # Other bounds or another reward, in another cell, sample nothing.
     assert kept(tasks.within_reach(ROWS, counting(stops=1), right, 0.5, 1.0, **HOW)) == [4, 5, 6, 7, 8]
+    one_of = functools.partial(right, also="77")
+    assert kept(tasks.within_reach(ROWS, counting(stops=1), one_of, 1.0, 1.0, **HOW)) == list(range(9))
 
 
 def test_it_goes_on_where_it_was_interrupted_with_the_same_draws_and_a_look_at_few_is_its_beginning():
@@ -73,6 +77,8 @@ def test_it_goes_on_where_it_was_interrupted_with_the_same_draws_and_a_look_at_f
     tasks.within_reach(rows, whole, right, n=32, folder="whole", **HOW)
     with pytest.raises(KeyboardInterrupt):
         tasks.within_reach(rows, counting(stops=3), right, n=32, folder="part", **HOW)
+    with next(Path("part").iterdir()).open("a") as table:
+        table.write('{"prompt": "half a li')
     again = counting()
     tasks.within_reach(rows, again, right, n=32, folder="part", **HOW)
     assert again.calls == whole.calls[2:]
@@ -85,24 +91,19 @@ def test_it_goes_on_where_it_was_interrupted_with_the_same_draws_and_a_look_at_f
     assert few.calls == whole.calls
 
 
-CHANGED = [
-    {"temperature": 0.9},
-    {"max_new_tokens": 17},
-    {"n": 4},
-    {"reward": lambda completions, answer, **kwargs: [1.0] * len(answer)},
-]
+CHANGED = [{"temperature": 0.9}, {"max_new_tokens": 17}, {"n": 4}]
 
 
 @pytest.mark.parametrize("changed", CHANGED, ids=list)
-def test_another_reward_or_sampling_has_a_table_of_its_own(changed):
+def test_other_sampling_has_a_table_of_its_own(changed):
     tasks.within_reach(ROWS, counting(), right, **HOW)
     (table,) = Path("out/within_reach").iterdir()
     head, *lines = map(json.loads, table.read_text().splitlines())
-    said = {"policy", "weights", "reward", "n", "seed", "max_new_tokens", "temperature", "thinking"}
+    said = {"policy", "weights", "n", "seed", "max_new_tokens", "temperature", "thinking"}
     assert set(head) == said
-    assert [(line["solved"], line["cut"]) for line in lines] == [(solved, 0) for solved in range(9)]
+    assert [line["completions"].count([[ord(str(k))], True]) for k, line in enumerate(lines)] == list(range(9))
     anew = counting()
-    tasks.within_reach(ROWS, anew, **{"reward": right, **HOW, **changed}, low=0, high=1)
+    tasks.within_reach(ROWS, anew, right, **{**HOW, **changed}, low=0, high=1)
     assert len(anew.calls) > 0
     assert len(list(Path("out/within_reach").iterdir())) == 2
 
@@ -110,6 +111,14 @@ def test_another_reward_or_sampling_has_a_table_of_its_own(changed):
 def test_where_nothing_is_kept_the_error_says_what_to_change():
     with pytest.raises(DatasetError, match=r"0 of 3 prompts[\s\S]*0% cut[\s\S]*give easier problems"):
         tasks.within_reach(ROWS.select([0, 0, 8]), counting(), right, **HOW)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "how", "error"), [(ROWS, {"low": 0.9}, "low is above high"), (list(ROWS), {}, "takes a datasets.Data")]
+)
+def test_what_cannot_be_kept_is_refused_before_anything_is_sampled(dataset, how, error):
+    with pytest.raises(RLOOKitError, match=error):
+        tasks.within_reach(dataset, counting(stops=1), right, **HOW, **how)
 
 
 def test_several_processes_read_the_table_of_one(monkeypatch):
