@@ -133,7 +133,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             shutil.rmtree(self.folder / checkpointing.WRITING, ignore_errors=True)
             inside = checkpoint is not None and checkpoint.parent.resolve() == self.folder.resolve()
             moved = checkpointing.set_aside(self.folder, step_of(checkpoint) if checkpoint and inside else -1)
-            if moved:
+            if moved and checkpoints(moved):
                 what = "of later steps" if inside else "of an earlier run"
                 output.say(f"checkpoints {what} are now in {self.shown(moved)}")
         self.accelerator.wait_for_everyone()

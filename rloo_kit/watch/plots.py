@@ -100,7 +100,7 @@ def plot(source: Source, path: str | os.PathLike[str] | None = None) -> Figure:
     """
     run = read_run(source, "plot")
     figure = draw(run.history, run.log.known, Episodes(run.log).findings)
-    if target := Path(path) if path else run.folder and run.folder / PICTURE:
+    if target := Path(path).expanduser() if path else run.folder and run.folder / PICTURE:
         save(figure, target)
     return figure
 

@@ -47,7 +47,7 @@ class Run(NamedTuple):
 def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = None) -> Run:
     """Read a run; errors name the ``caller``.  ``judges`` adds to what a trainer's reward functions say themselves.
 
-    Stock trainers leave the state in their checkpoints: of a folder without one the newest readable one is read.
+    The state is in the run's folder once training has ended, and in its checkpoints: the latest is read.
     """
     history: Any = source
     folder, where, settings = None, caller, None
@@ -56,8 +56,8 @@ def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = 
         folder = place if place.is_dir() else place.parent
         whole = (path for path in reversed(checkpoints(folder)) if saved_step(path) == step_of(path))
         newest = next(whole, folder)
-        state = (folder if (folder / STATE).is_file() else newest) / STATE
-        file = state if place.is_dir() else place
+        latest = max((folder, newest), key=lambda path: saved_step(path) or 0)
+        file = latest / STATE if place.is_dir() else place
         try:
             history = json.loads(file.read_text(encoding="utf-8"))["log_history"]
         except UNREADABLE as error:
@@ -78,6 +78,9 @@ def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = 
             where=f"{where}, got {type(history).__name__}",
             todo=f"pass a trainer, its state.log_history, a {STATE} or the run's folder",
         )
+    if len({frozenset(entry) for entry in history}) == 1 and "train_runtime" in history[0]:
+        # A table of pandas' has every metric in every row: NaN where it was not logged.
+        history = [{name: value for name, value in entry.items() if value == value} for entry in history]
     # A log that was put together by hand may leave the step out.
     history = [{"step": place, **entry} for place, entry in enumerate(history, 1)]
     if not (steps := rounds(history)):

@@ -1,5 +1,6 @@
 """What a run writes is whole and finite, and what it did not write is left alone."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def test_what_a_user_keeps_beside_checkpoints_survives_resuming_saving_and_a_lim
         assert contents(folder) == {"mine.txt": b"mine"}
     assert contents(run / "_earlier-1" / "checkpoint-400") == {"mine.txt": b"mine"}
     assert (run / "_earlier-1" / "checkpoint-2").readlink() == elsewhere
+    assert json.loads((run / "_earlier-2" / STATE).read_text())["global_step"] == 3, "the log beside its checkpoints"
     assert (run / "README.md").read_text() == "my notes"
     assert not (run / WRITING).exists()
 

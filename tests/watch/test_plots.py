@@ -80,13 +80,14 @@ def test_no_legend_runs_into_a_title_or_out_of_the_picture(picture):
         assert not legend.overlaps(title)
 
 
-def test_the_picture_is_saved_with_the_run_or_where_it_is_asked_for(stopped_run, tmp_path):
+def test_the_picture_is_saved_with_the_run_or_where_it_is_asked_for(stopped_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     picture = Path(stopped_run.trainer.args.output_dir) / plots.PICTURE
     picture.unlink(missing_ok=True)
     figure = rloo_kit.plot(stopped_run.trainer)
     assert figure.get_suptitle().startswith("Found: truncation")
     assert picture.read_bytes().startswith(b"\x89PNG")
-    plots.plot([{"step": 1, "reward": 0.5}], tmp_path / "new" / "other.png")
+    plots.plot([{"step": 1, "reward": 0.5}], "~/new/other.png")
     assert (tmp_path / "new" / "other.png").is_file()
 
 

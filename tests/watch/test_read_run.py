@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 
 import rloo_kit
@@ -37,6 +38,9 @@ def test_of_a_stock_run_the_newest_readable_checkpoint_is_read(tmp_path):
     assert read(tmp_path / "checkpoint-5") == (LOG[:5], tmp_path / "checkpoint-5")
     (tmp_path / "checkpoint-10" / "trainer_state.json").write_text('{"global_step": 10, "log_his')  # cut off
     assert read(tmp_path) == (LOG[:5], tmp_path)
+    for ended, latest in ((3, 5), (7, 7)):  # a run that was killed in its second part, and one that has ended
+        (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": ended, "log_history": LOG[:ended]}))
+        assert read(tmp_path) == (LOG[:latest], tmp_path)
 
 
 WRONG = {
@@ -53,6 +57,13 @@ def test_a_folder_without_a_run_is_named(tmp_path):
         folder = checkpoint(tmp_path / f"run{place}", content)
         with pytest.raises(ConfigError, match=rf"(?s){message}.*run{place}"):
             read(folder)
+
+
+def test_a_table_of_pandas_is_the_log_that_it_was_made_of():
+    entries = [*history(30), {"step": 30, "train_runtime": 9.0, "train_loss": 0.1}]
+    report = rloo_kit.diagnose(pd.DataFrame(entries).to_dict("records"))
+    assert report.healthy
+    assert str(report) == str(rloo_kit.diagnose(entries))
 
 
 def test_what_is_no_figure_in_a_log_is_left_out_and_entries_without_a_step_are_numbered():
