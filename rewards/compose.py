@@ -6,7 +6,6 @@ import hashlib
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from rewards.errors import invalid
@@ -19,7 +18,6 @@ from rewards.trl_interface import (
     call_reward,
     column_in,
     count_of,
-    full_score,
     judges_of,
     reward_name,
 )
@@ -55,11 +53,9 @@ def log_mean(log_metric: Callable[[str, float], None] | None, name: str, scores:
 class _Composed(Wrapped):
     """A reward whose scores a function makes of the members', with its settings."""
 
-    def __init__(
-        self, how: Callable[..., Scores], name: str, *rewards: Reward, right: float | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, how: Callable[..., Scores], name: str, *rewards: Reward, **settings: Any) -> None:
         super().__init__(name, *rewards)
-        self.how, self.settings, self.right = how, settings, right
+        self.how, self.settings = how, settings
 
     def __call__(self, **kwargs: Any) -> Scores:
         return self.how(self, kwargs, **self.settings)
@@ -94,7 +90,9 @@ def weighted(rewards: Sequence[Reward], weights: Sequence[float] | None = None, 
         raise invalid(what, f"weighted({weights!r})", "pass at least one reward, and a weight for each")
     parts = (f"{weight:g}*{reward_name(r)}" for r, weight in zip(members, values, strict=True))
     name = name or "+".join(parts).replace("+-", "-")
-    return _Composed(_sum, name, *members, weights=[float(weight) for weight in values])
+    whole = _Composed(_sum, name, *members, weights=[float(weight) for weight in values])
+    whole.right = None
+    return whole
 
 
 def _gate(whole: Wrapped, kwargs: Mapping[str, Any], above: float, otherwise: float) -> Scores:
@@ -126,16 +124,18 @@ def gated(by: Reward, reward: Reward, *, above: float = 0.0, otherwise: float = 
     return whole
 
 
-def _changed(whole: Wrapped, kwargs: Mapping[str, Any], change: Callable[[float], float]) -> Scores:
-    return [None if score is None else change(score) for score in call_reward(whole.rewards[0], **kwargs)]
+def _linear(score: float | None, scale: float, offset: float, low: float, high: float) -> float | None:
+    return None if score is None else min(max(scale * score + offset, low), high)
 
 
-def _clip(score: float, low: float, high: float) -> float:
-    return min(max(score, low), high)
+def _change(whole: Wrapped, kwargs: Mapping[str, Any], line: Sequence[float]) -> Scores:
+    return [_linear(score, *line) for score in call_reward(whole.rewards[0], **kwargs)]
 
 
-def _scale(score: float, scale: float, offset: float) -> float:
-    return scale * score + offset
+def _changed(name: str, reward: Reward, *line: float) -> Reward:
+    whole = _Composed(_change, name, reward, line=line)
+    whole.right = _linear(whole.right, *line) if line[0] > 0 else None
+    return whole
 
 
 @recorded()
@@ -148,9 +148,7 @@ def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
     """
     if not low < high:
         raise invalid("low must be below high", f"clipped(low={low}, high={high})", "swap or change them")
-    change, right = partial(_clip, low=float(low), high=float(high)), full_score(reward)
-    right = None if right is None else change(right)
-    return _Composed(_changed, f"clipped({reward_name(reward)})", reward, right=right, change=change)
+    return _changed(f"clipped({reward_name(reward)})", reward, 1.0, 0.0, float(low), float(high))
 
 
 @recorded()
@@ -164,9 +162,7 @@ def scaled(reward: Reward, scale: float, offset: float = 0.0) -> Reward:
     if not (math.isfinite(scale) and math.isfinite(offset)):
         raise invalid("scale and offset must be finite", f"scaled({scale}, {offset})", "pass two numbers")
     name = f"{scale:g}*{reward_name(reward)}" + (f"{offset:+g}" if offset else "")
-    change, right = partial(_scale, scale=float(scale), offset=float(offset)), full_score(reward)
-    right = None if right is None or scale <= 0 else change(right)
-    return _Composed(_changed, name, reward, right=right, change=change)
+    return _changed(name, reward, float(scale), float(offset), -math.inf, math.inf)
 
 
 def _only(whole: Wrapped, kwargs: Mapping[str, Any], wanted: Mapping[str, tuple[Any, ...]]) -> Scores:
@@ -193,7 +189,7 @@ def only_for(reward: Reward, **columns: Any) -> Reward:
     several = (set, frozenset, list, tuple)
     wanted = {c: tuple(value) if isinstance(value, several) else (value,) for c, value in columns.items()}
     named = ", ".join(f"{c}={'|'.join(sorted(set(map(str, values))))}" for c, values in wanted.items())
-    whole = _Composed(_only, f"{reward_name(reward)}[{named}]", reward, right=full_score(reward), wanted=wanted)
+    whole = _Composed(_only, f"{reward_name(reward)}[{named}]", reward, wanted=wanted)
     whole.columns = (*wanted, *whole.columns)
     return whole
 
@@ -227,4 +223,4 @@ def cached(reward: Reward) -> Reward:
     Two rows are the same if their completion ids, prompt and columns are.  Not for rewards that depend on
     ``trainer_state``, chance or the rest of the batch.
     """
-    return _Composed(_remember, reward_name(reward), reward, right=full_score(reward), known={})
+    return _Composed(_remember, reward_name(reward), reward, known={})

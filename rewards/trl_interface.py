@@ -81,12 +81,11 @@ def full_score(reward: object) -> float | None:
 class Wrapped:
     """A reward made of others, which says of itself what they say: what it pays for, and what it needs."""
 
-    right: float | None = None
-
     def __init__(self, name: str, *rewards: Reward) -> None:
         for reward in rewards:
             check_callable(reward)
         self.__name__, self.rewards = name, rewards
+        self.right = full_score(rewards[0]) if len(rewards) == 1 else None
         self.judges, self.columns = judges_of(*rewards), columns_of(*rewards)
         # The audit judges by an aim, and writes its cases with these tokens and in this form.
         aims = {said_by(reward, "aim", "answer") for reward in rewards}
@@ -198,7 +197,7 @@ def guarded(reward: Reward, *, limit: float = LIMIT, columns: Iterable[str] | No
 class _Guarded(Wrapped):
     def __init__(self, reward: Reward, limit: float) -> None:
         super().__init__(reward_name(reward), reward)
-        self.reward, self.limit, self.right = reward, limit, full_score(reward)
+        self.reward, self.limit = reward, limit
 
     def __call__(self, **kwargs: Any) -> Scores:
         with self._explained(kwargs):

@@ -122,7 +122,9 @@ def check_rendered(
     """Of the first prompts: the chat template may leave a message out, as Qwen3's does one of an unknown role, and
     nothing says so."""
     how = {"tokenize": False, "add_generation_prompt": True, **template_kwargs}
-    for index, prompt in enumerate(() if tokenizer is None or isinstance(prompts[0], str) else prompts[:16]):
+    if tokenizer is None or isinstance(prompts[0], str):
+        return
+    for index, prompt in enumerate(prompts[:16]):
         last, what = prompt[-1], ""
         try:
             if str(last.get("content") or "").strip()[:40] not in tokenizer.apply_chat_template(prompt, **how):

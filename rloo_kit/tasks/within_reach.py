@@ -112,7 +112,7 @@ def _solved(
             # Each chunk has its own seed, so that an interruption changes no draw.
             made = policy.generate(list(missing.values()), n=n, seed=(head["seed"] + start) % 2**32, **sampling)
             drawn = [(list(completion.ids), completion.finished) for completion in made]
-            new = [{"prompt": key, "completions": drawn[i * n : i * n + n]} for i, key in enumerate(missing)]
+            new: list[Row] = [{"prompt": key, "completions": drawn[i * n : i * n + n]} for i, key in enumerate(missing)]
             _append(path, head, new)
             table |= {line["prompt"]: line for line in new}
             if start * 10 // len(rows) < (start + size) * 10 // len(rows):
