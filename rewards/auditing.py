@@ -269,15 +269,8 @@ def audit(
         of = (sample.case, sample.prompt, sample.gold, sample.text, sample.case.band(aim))
         return Finding(*of, score, credit, error)
 
-    return Audit(
-        name=reward_name(reward),
-        aim=aim,
-        form=read,
-        judges=said_by(reward, "judges"),
-        findings=tuple(map(finding, samples, scores, errors)),
-        full=full,
-        floor=floor,
-    )
+    findings = tuple(map(finding, samples, scores, errors))
+    return Audit(reward_name(reward), aim, read, said_by(reward, "judges"), findings, full, floor)
 
 
 class _Caller:

@@ -74,8 +74,7 @@ def columns_of(*rewards: object) -> tuple[str, ...]:
 
 def full_score(reward: object) -> float | None:
     """The score of a right answer: ``reward.right``, of a plain function 1; None where it is not known."""
-    right: float | None = said_by(reward, "right", 1.0 if inspect.isfunction(_inner(reward)) else None)
-    return right
+    return said_by(reward, "right", 1.0 if inspect.isfunction(_inner(reward)) else None)
 
 
 class Wrapped:
