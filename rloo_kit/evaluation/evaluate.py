@@ -261,9 +261,10 @@ def _rows(dataset: Iterable[Row], n: int | None) -> list[Row]:
     rows = list(itertools.islice(dataset, n))
     if rows and not isinstance(rows[0], Mapping):
         raise data_checks.not_a_dataset(dataset, "dataset", where="evaluate")
-    if not rows or "prompt" not in rows[0]:
-        what = "the dataset has no column 'prompt'" if rows else "there is nothing to evaluate"
-        there = f"a dataset with the columns {', '.join(sorted(rows[0]))}" if rows else "0 rows"
+    lacks = next((row for row in rows if "prompt" not in row), None)
+    if not rows or lacks is not None:
+        what = "there is nothing to evaluate" if lacks is None else "the dataset has no column 'prompt'"
+        there = "0 rows" if lacks is None else f"a row with the columns {', '.join(sorted(lacks))}"
         todo = "give a dataset with the columns prompt and answer, such as task.held_out"
         raise DatasetError(what, where=f"evaluate, {there}", todo=todo)
     return rows

@@ -59,7 +59,7 @@ def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = 
         latest = max((folder, newest), key=lambda path: saved_step(path) or 0)
         file = latest / STATE if place.is_dir() else place
         try:
-            history = json.loads(file.read_text(encoding="utf-8"))["log_history"]
+            history = json.loads(file.read_text(encoding="utf-8-sig"))["log_history"]
         except UNREADABLE as error:
             raise ConfigError(
                 "there is no log of a run to read",

@@ -160,6 +160,7 @@ BEFORE = {
     "no policy": ({"policy": "tiny"}, "load_policy"),
     "no rows": ({"dataset": QUESTIONS.select([])}, "nothing to evaluate"),
     "no prompts": ({"dataset": QUESTIONS.remove_columns("prompt")}, "no column 'prompt'"),
+    "a row without a prompt": ({"dataset": [*QUESTIONS, {"answer": "1"}]}, "a row with the columns answer"),
     "all splits": ({"dataset": DatasetDict(test=QUESTIONS)}, r"dataset\['test'\]"),
     "a list of strings": ({"dataset": ["1 + 1"]}, "from_list"),
     "a switch as text": ({"greedy": "no"}, "greedy"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rloo_kit
+from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
 from rloo_kit.memory.formulas import KEPT, REST, WEIGHTS
 from rloo_kit.memory.hardware import Device, device_of
@@ -21,6 +22,8 @@ from tests.memory.conftest import fake_cuda
 def test_a_card_is_known_by_its_names_and_bytes_are_taken_as_they_are(name: str, mib: int) -> None:
     assert device_of(name).usable_bytes == mib * MIB - hardware.RESERVED_BYTES
     assert device_of(mib * MIB).usable_bytes == mib * MIB
+    with pytest.raises(ConfigError, match="write '12GB'"):
+        device_of(12)
 
 
 @pytest.mark.parametrize(

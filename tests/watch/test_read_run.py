@@ -25,7 +25,7 @@ def read(source):
 
 
 def test_a_trainer_a_state_file_and_a_folder_give_the_same_log(tmp_path):
-    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": LOG}))
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": LOG}), encoding="utf-8-sig")
     for source in (trainer_of(LOG, tmp_path), tmp_path, tmp_path / "trainer_state.json"):
         assert read(source) == (LOG, tmp_path)
 
