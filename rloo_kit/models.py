@@ -173,6 +173,12 @@ def find(name: str) -> Checkpoint | None:
     return None
 
 
+def is_folder(name: str, folder: Path) -> bool:
+    """Whether a name means this folder: one of the catalogue does so only where the folder holds a policy."""
+    holds = any((folder / file).is_file() for file in ("config.json", "adapter_config.json"))
+    return folder.is_dir() and (holds or find(name) is None)
+
+
 MADE_HERE = {"tiny-qwen3": "tiny", "smollm2-135m": "smollm2-135m"}
 """Folder in the user's cache, before its hash -> catalogue name, of what is made on this machine."""
 
@@ -185,7 +191,7 @@ def of_base(base: str) -> Checkpoint | None:
 
 def lasting_name(base: str) -> str:
     """A base as an adapter is to name it: a folder in the hub's cache by its hub id, any other by its whole path."""
-    if not Path(base).is_dir():
+    if not is_folder(base, Path(base)):
         return base
     whole = os.path.realpath(base)
     of_hub = re.search(r"models--([^/\\]+)--([^/\\]+)[/\\]snapshots[/\\]", whole)

@@ -28,7 +28,9 @@ from rloo_kit.cli import reward_entries
 from rloo_kit.cli.reward_entries import check_arguments, check_known, mapped
 from rloo_kit.errors import ConfigError
 from rloo_kit.evaluation.evaluate import SAMPLING, check_asked, evaluate
+from rloo_kit.models import is_folder
 from rloo_kit.policy import load
+from rloo_kit.tasks.task import FILES
 from rloo_kit.train import check_config, renamed_args
 from rloo_kit.train.config import RLOOConfig, known_names, types
 
@@ -113,7 +115,7 @@ def load_config(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
         config = Config(os.fspath(file), **data)
         for index, entry in enumerate(config.rewards):
             with at("rewards", index):  # runs the files that are named
-                mapped(entry, lambda name: reward_entries.in_file(name) and reward_entries.function_of(name))
+                mapped(entry, lambda _, name: reward_entries.in_file(name) and reward_entries.function_of(name))
         with at("evaluate"):
             check_asked(**config.evaluate or {})
         with at("policy"):
@@ -172,16 +174,20 @@ def _at(file: str, faults: list[ConfigError] | None, *key: str | int) -> Iterato
 
 
 def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The sections that are given, with whole paths for what is there beside the configuration."""
+    """The sections that are given, with whole paths for what they read that is there beside the configuration."""
 
-    def whole(value: Any) -> Any:
+    def whole(section: str, name: object, value: Any) -> Any:
         if not isinstance(value, str) or not 0 < len(value) <= 200:
             return value
-        return str(folder / value) if reward_entries.in_file(value) or (folder / value).exists() else value
+        is_read = {
+            "policy": name in ("name", "model_name") and is_folder(value, folder / value),
+            "task": name in FILES and (folder / value).exists(),
+            "rewards": reward_entries.in_file(value),
+        }
+        return str(folder / value) if is_read.get(section) else value
 
-    reads = ("policy", "task", "rewards")
     given = {section: value for section, value in data.items() if value is not None}
-    return {section: mapped(value, whole) if section in reads else value for section, value in given.items()}
+    return {section: mapped(value, partial(whole, section)) for section, value in given.items()}
 
 
 def _spelled_out(data: dict[str, Any]) -> dict[str, Any]:

@@ -81,11 +81,11 @@ def _call(value: Any) -> tuple[str, Any]:
     return str(value), None
 
 
-def mapped(entry: Any, change: Callable[[Any], Any]) -> Any:
-    """The same lists and mappings, with every value in them changed."""
+def mapped(entry: Any, change: Callable[[Any, Any], Any], name: object = None) -> Any:
+    """The same lists and mappings, with every value in them changed; by its name, and itself."""
     if isinstance(entry, dict):
-        return {name: mapped(value, change) for name, value in entry.items()}
-    return [mapped(one, change) for one in entry] if isinstance(entry, list) else change(entry)
+        return {key: mapped(value, change, key) for key, value in entry.items()}
+    return [mapped(one, change, name) for one in entry] if isinstance(entry, list) else change(name, entry)
 
 
 def check_known(name: object, known: Iterable[str], what: str, otherwise: str = "") -> None:

@@ -20,7 +20,7 @@ from rloo_kit import argument_types, redact
 from rloo_kit.argument_types import Count, Positive, PositiveShare, Seed
 from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
 from rloo_kit.memory import model_choice
-from rloo_kit.models import CATALOGUE, PROJECTIONS
+from rloo_kit.models import CATALOGUE, PROJECTIONS, is_folder
 from rloo_kit.policy import resolve
 from rloo_kit.policy.resolve import Source
 from rloo_kit.policy.thinking import set_thinking
@@ -42,13 +42,15 @@ SPILLED = ("does not fit in GPU memory", "dispatched on the CPU or the disk")
 def _remember(policy: Policy, call: Call) -> None:
     """Store the call on the model too, which may be all that a trainer gets; with the name chosen for this machine."""
     arguments = dict(call.arguments)
-    name = arguments.pop("model_name", None) or arguments.get("name") or policy.checkpoint.name
+    name = os.fspath(arguments.pop("model_name", None) or arguments.get("name") or policy.checkpoint.name)
+    if is_folder(name, folder := resolve.expanded(name)):
+        name = str(folder.absolute())
     plain = policy.thinking is True or policy.checkpoint.thinks == "never"
     chosen = {} if plain else {"thinking": policy.thinking}
     policy.model.made_by = Call(call.function, {**arguments, **chosen, "name": name})
 
 
-@recorded(without=("token",), files=("name", "model_name"), also=_remember)
+@recorded(without=("token",), also=_remember)
 def load_policy(
     name: str | os.PathLike[str] | None = None,
     *,

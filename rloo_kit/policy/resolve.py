@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rloo_kit import models
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RLOOKitError
-from rloo_kit.models import CATALOGUE, Checkpoint, checkpoint_from_config, find, lasting_name, nearest, of_base
+from rloo_kit.models import CATALOGUE, Checkpoint, find, is_folder, lasting_name, of_base
 from rloo_kit.policy.bundled import BUNDLED
 from rloo_kit.session import output
 from rloo_kit.session.prepare import within
@@ -50,12 +51,12 @@ def resolve(name: Place, four_bit: bool | None, token: str | None = None, **plac
 
     ``place``: revision and cache_dir.
     """
-    if expanded(name).is_dir():
-        return _of_folder(str(expanded(name)))
     text = os.fspath(name)
-    if text in BUNDLED:
-        path = str(BUNDLED[text].checkpoint())
-        return Source(path, CATALOGUE[text], path)
+    if is_folder(text, expanded(name)):
+        return _of_folder(str(expanded(name)))
+    if (own := text.lower()) in BUNDLED:  # not by its hub id, whose weights are others
+        path = str(BUNDLED[own].checkpoint())
+        return Source(path, CATALOGUE[own], path)
     if (checkpoint := find(text)) is not None:
         path = (checkpoint.four_bit_repository if four_bit is not False else None) or checkpoint.repository
         check_hub(path, token, **place)
@@ -63,7 +64,7 @@ def resolve(name: Place, four_bit: bool | None, token: str | None = None, **plac
     if isinstance(name, os.PathLike) or not _may_be_on_hub(text):
         what, todo = f"there is no policy and no folder {text!r}", "give a folder, or a hub id (owner/name)"
         where = f"load_policy, with {', '.join(CATALOGUE)}"
-        raise PolicyNotFoundError(what, where=where, todo=f"did you mean {nearest(text)[0]}? Else {todo}")
+        raise PolicyNotFoundError(what, where=where, todo=f"did you mean {models.nearest(text)[0]}? Else {todo}")
     if not check_hub(text, token, **place):
         return Source(text, None, text)
     from huggingface_hub import snapshot_download
@@ -124,7 +125,7 @@ def base_named(name: Place) -> str:
 def checkpoint_of_model(model: PeftModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
     """The checkpoint that a loaded model is of: of the catalogue by its name, or by its config."""
     base = base_of(model)
-    return of_base(base) or checkpoint_from_config(lasting_name(base), model.config, tokenizer.chat_template)
+    return of_base(base) or models.checkpoint_from_config(lasting_name(base), model.config, tokenizer.chat_template)
 
 
 def trained_length(source: Source, further: Mapping[str, Any]) -> int | None:

@@ -36,6 +36,20 @@ def test_what_holds_has_the_trainers_settings_and_resolves_to_what_holds(folder)
     assert again.rewards[1] == f"{folder / 'mine.py'}:in_time"
 
 
+def test_only_an_argument_that_may_name_a_path_becomes_one_and_a_catalogue_name_no_empty_folder(folder):
+    for name in ("tiny", "number", "countdown", "mine"):
+        (folder / name).mkdir()
+    (folder / "sums.csv").touch()
+    for task in ("{from_file: {path: sums.csv, kind: number, held_out: mine}}", "{reasoning_gym: {name: countdown}}"):
+        config = configuration.load_config("mine.yaml", [f"task={task}"])
+        assert config.policy == {"name": "tiny"}
+        from_file = {"path": str(folder / "sums.csv"), "kind": "number", "held_out": str(folder / "mine")}
+        assert config.task in ({"from_file": from_file}, {"reasoning_gym": {"name": "countdown"}})
+    (folder / "tiny/config.json").touch()
+    for name in ("tiny", "mine"):
+        assert configuration.load_config("mine.yaml", [f"policy={name}"]).policy == {"name": str(folder / name)}
+
+
 WRONG = {
     "trainer.learning_rte=1": ("learning_rte is no argument", "did you mean learning_rate?"),
     "trainer.total_episodes=9": ("total_episodes has no equal", "set max_steps"),

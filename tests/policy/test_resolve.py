@@ -13,6 +13,8 @@ import pytest
 from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
+import rloo_kit
+from rewards.provenance import made_by
 from rloo_kit.errors import PolicyNotFoundError
 from rloo_kit.models import CATALOGUE, lasting_name
 from rloo_kit.policy import resolve as names
@@ -59,6 +61,16 @@ def test_a_wrong_name_says_what_it_was_taken_for(name, says, online, tmp_path, m
     with pytest.raises(PolicyNotFoundError, match=says) as caught:
         resolve(name)
     assert len(str(caught.value).splitlines()) == 3
+
+
+def test_a_catalogue_name_is_not_an_empty_folder_and_its_case_does_not_matter(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    assert resolve("tiny") == resolve("Tiny") == names.Source(path := str(TINY.checkpoint()), CATALOGUE["tiny"], path)
+    assert rloo_kit.plan("tiny").model.checkpoint is CATALOGUE["tiny"]
+    assert made_by(rloo_kit.load_policy("tiny").model).arguments["name"] == "tiny", "for export"
+    (tmp_path / "tiny/config.json").write_text("{}")
+    assert resolve("tiny").path == "tiny", "the folder"
 
 
 def test_the_cache_is_looked_into_before_the_hub_is_asked(online, tmp_path):
