@@ -5,7 +5,9 @@ Shapes are those of the checkpoints' config.json.  Token ids are owned by :mod:`
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import json
 import os
 import re
 from dataclasses import dataclass, replace
@@ -183,10 +185,23 @@ MADE_HERE = {"tiny-qwen3": "tiny", "smollm2-135m": "smollm2-135m"}
 """Folder in the user's cache, before its hash -> catalogue name, of what is made on this machine."""
 
 
+KEPT_NAME = "rloo_kit_checkpoint"
+"""In the config.json of what was trained or merged: the catalogue's name of what it was, which says how to ask it."""
+
+
 def of_base(base: str) -> Checkpoint | None:
     """The checkpoint that an adapter names as its base, on this machine or another's; None outside the catalogue."""
-    made = re.fullmatch(r"(.+)-[0-9a-f]{12}", Path(base).name)
-    return find(MADE_HERE.get(made[1], "") if made else "") or find(lasting_name(base))
+    made, kept = re.fullmatch(r"(.+)-[0-9a-f]{12}", Path(base).name), None
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no folder, or damaged: who loads it says so
+        kept = json.loads(Path(base, "config.json").read_text(encoding="utf-8")).get(KEPT_NAME)
+    own = find(MADE_HERE.get(made[1], "") if made else "") or find(lasting_name(base))
+    return own or trained_from(kept, base)
+
+
+def trained_from(name: str | None, place: str) -> Checkpoint | None:
+    """The checkpoint at a place whose weights were the catalogue's of that name; None where there is no such name."""
+    known, place = CATALOGUE.get(name or ""), lasting_name(place)
+    return known and replace(known, name=place, repository=place, four_bit_repository=None)
 
 
 def lasting_name(base: str) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -144,7 +144,7 @@ def _public(name: str) -> str:
 def checkpoint_of(name: str) -> Checkpoint:
     """The shape behind a name: the catalogue, a folder, or the hub's cache."""
     if (known := models.of_base(name)) is not None:
-        return known
+        return known if known.name in models.CATALOGUE else replace(known, name=_public(known.name))
     if "/" in name or Path(name).is_dir():
         from transformers import AutoConfig
 

@@ -15,7 +15,7 @@ from rloo_kit import argument_types
 from rloo_kit.argument_types import Count, Natural, PositiveShare, Seed, Share, Temperature
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
-from rloo_kit.models import END_OF_TEXT, END_OF_TURN, PADS, Checkpoint, lasting_name
+from rloo_kit.models import CATALOGUE, END_OF_TEXT, END_OF_TURN, KEPT_NAME, PADS, Checkpoint, lasting_name
 from rloo_kit.policy import cpu_products, resolve, sampling_weights, save
 from rloo_kit.policy.generate import SlicedGenerate, decode_graphs, head_in_one_product
 from rloo_kit.policy.thinking import budget_of, check_thinking, setting_of
@@ -73,6 +73,8 @@ class Policy:
         cpu_products.use(self.model)
         if self.checkpoint is None:
             object.__setattr__(self, "checkpoint", resolve.checkpoint_of_model(self.model, self.tokenizer))
+        if self.checkpoint.name in CATALOGUE:
+            vars(self.model.config).setdefault(KEPT_NAME, self.checkpoint.name)
 
     def __repr__(self) -> str:
         return f"Policy({self.checkpoint})"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rloo_kit import argument_types
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RLOOKitError, RunFolderError
+from rloo_kit.models import KEPT_NAME
 from rloo_kit.policy import model_card, resolve
 from rloo_kit.policy.bundled import BUNDLED
 from rloo_kit.policy.model_card import CARD
@@ -274,6 +275,7 @@ def _write_merged(policy: Policy, place: Path, base: str, dtype: str | None) -> 
     else:
         what, todo = f"a weight is out of {name}'s range", "leave dtype out, or dtype='bfloat16' or 'float32'"
         raise ConfigError(what, where=f"save_merged(dtype={name!r})", todo=todo)
+    setattr(model.config, KEPT_NAME, getattr(policy.model.config, KEPT_NAME, None))
     model.save_pretrained(str(place))
     output.say(f"Merged in {name}: {kept:.1%} of the update is kept.")
     if kept < ENOUGH:

@@ -67,7 +67,7 @@ def test_a_catalogue_name_is_not_an_empty_folder_and_its_case_does_not_matter(tm
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").mkdir()
     assert resolve("tiny") == resolve("Tiny") == names.Source(path := str(TINY.checkpoint()), CATALOGUE["tiny"], path)
-    assert rloo_kit.plan("tiny").model.checkpoint is CATALOGUE["tiny"]
+    assert rloo_kit.plan("tiny").model.checkpoint == CATALOGUE["tiny"]
     assert made_by(rloo_kit.load_policy("tiny").model).arguments["name"] == "tiny", "for export"
     (tmp_path / "tiny/config.json").write_text("{}")
     assert resolve("tiny").path == "tiny", "the folder"

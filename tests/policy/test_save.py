@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 
 import rloo_kit
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RunFolderError
+from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Policy
 from rloo_kit.policy.resolve import ADAPTER_CONFIG, WEIGHTS
-from tests.conftest import contents
+from tests.conftest import contents, random_rewards
 
 
 @pytest.fixture
@@ -74,6 +75,19 @@ def on_merged(policy: Policy, tmp_path: Path) -> tuple[Policy, Path]:
     """A policy over a base that the kit wrote, and so would replace, and that base."""
     base = policy.save_merged(tmp_path / "disk" / "base")
     return rloo_kit.load_policy(base, load_in_4bit=False), base
+
+
+def test_a_whole_save_and_what_is_trained_on_it_are_asked_as_the_policy_was(on_merged, policy, make_trainer, tmp_path):
+    merged, base = on_merged
+    whole = rloo_kit.load_policy("tiny", full_finetuning=True)
+    make_trainer(random_rewards, model=whole, save_strategy="steps", save_steps=1).train()
+    saved = [base, merged.save(tmp_path / "on merged"), merged.save_merged(tmp_path / "again")]
+    saved += [whole.save(tmp_path / "whole"), tmp_path / "run/checkpoint-1"]
+    for folder in saved:
+        loaded = rloo_kit.load_policy(folder, full_finetuning=folder not in saved[:3]).checkpoint
+        assert (loaded.form, loaded.four_bit, loaded.license) == ("whole", True, "apache-2.0"), folder
+        assert loaded.name not in CATALOGUE, "its weights are its own"
+        assert str(tmp_path) not in repr(rloo_kit.plan(folder)), "places of this machine are private"
 
 
 def test_a_policys_own_base_is_never_replaced(on_merged, tmp_path):
