@@ -18,7 +18,7 @@ import typer
 
 import rloo_kit
 from rloo_kit.errors import ConfigError, RLOOKitError
-from rloo_kit.session import multi_process, output
+from rloo_kit.session import output
 
 if TYPE_CHECKING:
     from rloo_kit.cli.run import Run
@@ -119,9 +119,8 @@ def train(config: ConfigFile, set_: Settings = None, dry_run: DryRun = False, re
         run = run.within_reach()
         trainer = run.trainer()
     results = run.measured("before")
+    trainer.kept_beside = {AS_RUN: as_run}
     trainer.train(resume_from_checkpoint=resume or None)
-    if multi_process.is_main():
-        (trainer.folder / AS_RUN).write_text(as_run, encoding="utf-8")
     results |= run.measured("after")
     if run.config.save is not None:
         output.say(f"adapter: {run.policy.save(run.config.save, results=results)}")

@@ -57,6 +57,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
     """TRL's trainer whose ``train()`` can be called again, be interrupted, and resume."""
 
     _buffered_inputs: list[dict[str, torch.Tensor]] | None
+    kept_beside: Mapping[str, str] = {}  # name of a file in output_dir -> its text, written before the first step
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: object) -> TrainOutput:
         """Train, and leave ``trainer_state.json`` in ``output_dir``.
@@ -87,7 +88,8 @@ class ResumableTrainer(checkpointing.SavingTrainer):
         self._start_afresh()
         if self.args.should_save:
             recipe = run_record.recipe_of(self._asked, self.args, resumed=checkpoint is not None)
-            checkpointing.replace_text(self.folder / RECIPE, recipe.as_json())
+            for name, text in {RECIPE: recipe.as_json(), **self.kept_beside}.items():
+                checkpointing.replace_text(self.folder / name, text)
         out_of_memory.warn_if_too_large(self.memory_plan)
         if self.memory_plan.sliced and self._samples_itself:
             output.say(self.memory_plan.sliced)

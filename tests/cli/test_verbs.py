@@ -92,6 +92,13 @@ def test_greedy_evaluation_takes_the_template_and_the_weights_alone(command, fol
     assert list(measured.settings["rewards"].values()) == [1, 0.5], "weighed as in training"
 
 
+def test_a_run_keeps_its_configuration_also_where_it_ends_by_an_error(command, folder, shared):
+    command("train", "mine.yaml")
+    Path("other.py").write_text("def broken(completions, **kwargs):\n    raise OSError('a service is down')\n")
+    command("train", "mine.yaml", "--set", "trainer.seed=7", "--set", "rewards.1=other.py:broken", status=2)
+    assert load_config("run/_run.yaml").args.seed == 7, "not the earlier run's"
+
+
 SMALL = ["evaluate={n: 2}", "task.addition.n_train=1"]
 LOW = ["rewards=[task.correct, {rewards.clipped: {reward: task.correct, low: 2}}]"]
 # settings; what is said, and at which place
