@@ -63,11 +63,11 @@ class Config:
     task: dict[str, dict[str, Any]]  # a function of rloo_kit.tasks and its arguments, without the policy
     rewards: list[Any]  # as in reward_entries
     policy: dict[str, Any] = field(default_factory=dict)  # load_policy's arguments
-    trainer: dict[str, Any] = field(default_factory=dict)  # RLOOConfig's, and "suggested"
+    trainer: dict[str, Any] = field(default_factory=dict)  # RLOOConfig's by today's names, and "suggested"
     within_reach: dict[str, Any] | None = None  # Task.within_reach's; None trains on all problems
     evaluate: dict[str, Any] | None = None  # what differs from training; None measures nothing
     save: str | None = None
-    args: RLOOConfig = field(init=False)
+    args: RLOOConfig | None = None  # None where they are to be suggested, for a policy and a task
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Config:
 
     def args_for(self, policy: Any, task: Any, card: Any = None) -> RLOOConfig:
         """:attr:`args`; with ``suggested: true`` what is not given is chosen for a policy, a task and a card."""
-        if not self.trainer.get("suggested"):
+        if self.args is not None:
             return self.args
         with self.at("trainer", "suggested"):
             return RLOOConfig.suggested(policy, task, card=card, **self.settings)
@@ -121,7 +121,9 @@ def load_config(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
         with at("policy"):
             load.settled(config.policy)
         with at("trainer"):
-            config.args = RLOOConfig(**config.settings)
+            todays = renamed_args.todays(config.settings, known_names(RLOOConfig), "RLOOConfig")
+            suggested = {"suggested": True} if config.trainer.get("suggested") else {}
+            config.trainer, config.args = suggested | todays, None if suggested else RLOOConfig(**todays)
     if faults:
         raise ExceptionGroup(f"{len(faults)} faults in {os.fspath(file)}", faults)
     return config

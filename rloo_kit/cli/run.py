@@ -94,8 +94,11 @@ def assembled(config: Config) -> Run:
     policy = load_policy(**config.policy)
     ((name, arguments),) = config.task.items()
     # What the task is to know of the run, as far as it takes it: one that samples the policy does so as training.
-    of_run = {"policy": policy, "chat_template_kwargs": config.args.chat_template_kwargs}
-    of_run["max_new_tokens"] = config.args.max_completion_length
+    of_run = {"policy": policy, "chat_template_kwargs": config.settings.get("chat_template_kwargs")}
+    length = RLOOConfig.max_completion_length
+    if config.args is None:  # the suggested one depends on the task's prompts, which are to have room
+        length = min(length, policy.model.max_seq_length // 2)
+    of_run["max_new_tokens"] = config.settings.get("max_completion_length") or length
     make = getattr(tasks, name)
     takes = inspect.signature(make).parameters
     with config.at("task", name):
@@ -117,7 +120,8 @@ def check_place(config: Config) -> None:
     target, name = Path(config.save).expanduser().resolve(), load.settled(config.policy).name or "tiny"
     with config.at("save"):
         check_target(target, "", base_named(name))
-        if Path(str(config.args.output_dir)).expanduser().resolve().is_relative_to(target):
+        output_dir = config.settings.get("output_dir") or str(RLOOConfig.output_dir)
+        if Path(output_dir).expanduser().resolve().is_relative_to(target):
             what = "the run writes its checkpoints into this folder, and the adapter would replace them"
             raise ConfigError(what, todo="name a folder of its own, such as out/adapter")
 

@@ -199,6 +199,19 @@ def test_names_of_other_recipes_are_taken_in_a_file_as_in_python(folder):
         assert configuration.load_config("mine.yaml").args.beta == 0.1
 
 
+def test_suggested_settings_go_around_what_is_given_and_leave_prompts_their_room(folder, shared, monkeypatch):
+    monkeypatch.setattr(shared.model, "max_seq_length", 256)
+    Path("sums.csv").write_text("question,answer\n" + "".join(f"What is {n} + 3?,{n + 3}\n" for n in range(40)))
+    settings = ["task=sums.csv", "trainer={suggested: true, rloo_k: 6}"]
+    with pytest.warns(FutureWarning, match="rloo_k is now num_generations"):
+        made = running.assembled(configuration.load_config("mine.yaml", settings))
+    assert made.args.num_generations == 6
+    assert len(made.task.train) + len(made.task.held_out) == 40, "none is too long"
+    settings[1] = "trainer={suggested: true, num_generations: 6, generation_batch_size: 8}"
+    with pytest.raises(ConfigError, match=r"Where: mine.yaml, trainer.suggested"):
+        running.assembled(configuration.load_config("mine.yaml", settings))
+
+
 def test_tokens_and_tokenizer_may_be_the_policys_or_written_out():
     known = {"task.correct": max, "policy.tokenizer": "tokenizer", "policy.tokens": ThinkTokens(1, 2)}
     entry = {"rewards.answer_reward": {"tokens": "policy.tokens", "tokenizer": "policy.tokenizer"}}

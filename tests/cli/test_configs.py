@@ -51,7 +51,7 @@ def test_the_pages_commands_run_one_after_the_other_and_say_what_a_notebook_woul
     for card in (Path("out/tiny/adapter"), max(Path("out/tiny/run").glob("checkpoint-*"))):
         assert "| before | 4, greedy |" in (card / "README.md").read_text()
     assert "| after | 4, greedy |" in Path("out/tiny/adapter/README.md").read_text()
-    assert configuration.load_config("out/tiny/run/_run.yaml").args.save_steps == 1
+    assert configuration.load_config("out/tiny/run/_run.yaml").settings["save_steps"] == 1
     assert configuration.load_config("out/tiny/run.yaml").args.max_steps == 4
 
 
