@@ -121,6 +121,8 @@ def function_of(name: str) -> Any:
     path, _, own = name.rpartition(":")
     file, key = Path(path), f"rloo_kit_config_file_{Path(path).resolve()}"
     if key not in sys.modules:
+        if (beside := str(file.resolve().parent)) not in sys.path:  # it may import from there, also when it is called
+            sys.path.append(beside)
         spec: Any = importlib.util.spec_from_file_location(key, file.resolve())
         module = sys.modules[key] = importlib.util.module_from_spec(spec)
         try:

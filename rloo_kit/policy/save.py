@@ -62,8 +62,9 @@ def check_target(target: Path, where: str, base: str = "", kind: str = "") -> No
     names = {path.name for path in target.iterdir()} - {".DS_Store"} if target.is_dir() else set()
     there = "adapter" if ADAPTER_CONFIG in names else "checkpoint" if model_card.is_ours(target) else ""
     earlier_file = kind == GGUF and target.is_file() and target.suffix == ".gguf"
-    foreign = [name for name in names if not re.fullmatch(WRITTEN.get(there, ""), name)]
-    foreign += [name for name in names if (target / name).is_dir()]
+    names -= {".ipynb_checkpoints"} if there else set()  # Jupyter's copies of what is replaced
+    kept = re.compile(WRITTEN.get(there, ""))
+    foreign = [name for name in names if not kept.fullmatch(name) or (target / name).is_dir()]
     if target == Path.cwd():
         fault = "it is the folder in which this process works"
     elif base and target == Path(os.path.realpath(base)):

@@ -1,6 +1,7 @@
 """A configuration is checked as a whole: each fault with its file, its key and the nearest right one."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,14 @@ def test_what_a_file_defines_is_a_reward(folder, shared):
     settings = [f"rewards=[{', '.join(names)}]", "trainer.reward_weights=[1, 1, 1]"]
     made = running.assembled(configuration.load_config("mine.yaml", settings))
     assert [type(reward).__name__ for reward in made.rewards] == ["Scored", "_AnswerReward", "partial"]
+
+
+def test_a_file_imports_what_is_beside_it(folder, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (folder / "own").mkdir()
+    (folder / "own/beside_mine.py").write_text(MINE)
+    (folder / "own/mine.py").write_text("from beside_mine import in_time\n")
+    assert reward_entries.function_of("own/mine.py:in_time")(completion_ids=[[1]]) == [1.01]
 
 
 def test_names_of_other_recipes_are_taken_in_a_file_as_in_python(folder):

@@ -72,7 +72,8 @@ def test_saving_leaves_out_the_reference_and_replaces_an_earlier_folder(policy, 
     policy.model.add_adapter("ref", policy.model.peft_config["default"])
     folder = tmp_path / "adapter"
     folder.mkdir()
-    for leftover in ("adapter_config.json", "adapter_model.bin"):
+    for leftover in ("adapter_config.json", "adapter_model.bin", ".DS_Store", ".ipynb_checkpoints/x.json"):
+        (folder / leftover).parent.mkdir(exist_ok=True)
         (folder / leftover).touch()
     policy.save(folder)
     names = {path.name for path in folder.iterdir()}

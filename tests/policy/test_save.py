@@ -37,6 +37,7 @@ ADAPTER_FILES = (ADAPTER_CONFIG, WEIGHTS)
         ("a README alone", ("README.md",)),
         ("a model beside an adapter", (*ADAPTER_FILES, "model.safetensors")),
         ("a checkpoint of a run", (*ADAPTER_FILES, "rng_state.pth")),
+        ("Jupyter's copies alone", (".ipynb_checkpoints/thesis-checkpoint.ipynb",)),
         ("an adapter with a folder", (*ADAPTER_FILES, "more/notes.md")),
     ],
 )
