@@ -30,7 +30,9 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.evaluation.evaluate import SAMPLING, check_asked, evaluate
 from rloo_kit.models import is_folder
 from rloo_kit.policy import load
+from rloo_kit.policy.policy import check_sampling
 from rloo_kit.tasks.task import FILES
+from rloo_kit.tasks.within_reach import check_asked as check_reach
 from rloo_kit.train import check_config, renamed_args
 from rloo_kit.train.config import RLOOConfig, known_names, types
 
@@ -118,6 +120,9 @@ def load_config(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
                 mapped(entry, lambda _, name: reward_entries.in_file(name) and reward_entries.function_of(name))
         with at("evaluate"):
             check_asked(**config.evaluate or {})
+        with at("within_reach"):
+            check_reach(**config.within_reach or {})
+            check_sampling(False, **config.within_reach or {})
         with at("policy"):
             load.settled(config.policy)
         with at("trainer"):

@@ -76,6 +76,8 @@ WRONG = {
     "rewards=[your.py:in_time]": ("your.py cannot be run: FileNotFoundError", "correct its name"),
     "evaluate={sample: 3}": ("evaluate takes no sample", "did you mean samples?"),
     "evaluate={samples: 8}": ("so 8 samples of a prompt would be one", "greedy=False"),
+    "within_reach={n_prompts: '5'}": ("n_prompts must be", "write n_prompts=5"),
+    "within_reach={top_p: 3}": ("top_p must be", "leave top_p out"),
     "evalute.n=4": ("there is no section evalute", "did you mean evaluate?"),
     "trainer.max_steps": ("there is no place for this setting", "SECTION.NAME=VALUE"),
     "rewards.7=task.correct": ("there is no place for this setting", "an entry's number"),
