@@ -171,6 +171,8 @@ def check_adapter(path: str, lora: Mapping[str, Any] | None) -> set[str]:
     except (SafetensorError, OSError) as error:
         what = f"the adapter's weights cannot be read: {error}"
         todo = f"{ANEW}: the file is damaged or gone, or a pointer that git lfs pull replaces by it"
+        if Path(path, old := "adapter_model.bin").is_file():
+            todo = f"write {old} anew: safetensors.torch.save_file(torch.load({old!r}, weights_only=True), {WEIGHTS!r})"
         raise PolicyNotFoundError(what, where=where, todo=todo) from error
     if bad := [name for name, weight in weights.items() if not weight.isfinite().all()]:
         what = f"the adapter has weights that are not finite, in {bad[0]}"

@@ -177,6 +177,10 @@ def _weighed(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Pa
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut short": (lambda f: os.truncate(f / WEIGHTS, 5000), "cannot be read[\\s\\S]*git lfs pull"),
     "gone": (lambda f: (f / WEIGHTS).unlink(), "No such file"),
+    "of older PEFT": (
+        lambda f: (f / WEIGHTS).rename(f / "adapter_model.bin"),
+        r"save_file\(torch\.load\('adapter_model",
+    ),
     "NaN": (_weighed(lambda w: {n: t * float("nan") for n, t in w.items()}), "not finite"),
     "half": (_weighed(lambda w: dict(list(w.items())[:21])), "21 are missing, and 0 would be dropped"),
     "fewer layers": (_configured(target_modules=["q_proj"]), "0 are missing, and 36 would be dropped"),
