@@ -18,6 +18,7 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.evaluation.evaluate import SAMPLING, Evaluation, evaluate
 from rloo_kit.memory import model_choice
 from rloo_kit.memory.hardware import device_of
+from rloo_kit.memory.plan_settings import settings_of
 from rloo_kit.policy import load
 from rloo_kit.policy.load import load_policy
 from rloo_kit.policy.policy import Policy
@@ -132,7 +133,6 @@ def planned(config: Config, card: str | None = None, prompt_tokens: int | None =
         "load_in_4bit": settled.four_bit,
         "gradient_checkpointing": settled.gradient_checkpointing,
         "full_finetuning": settled.lora is None,
-        "prompt_tokens": prompt_tokens,
         "evaluate": config.evaluate,
     }
     if settled.lora is not None:
@@ -140,4 +140,6 @@ def planned(config: Config, card: str | None = None, prompt_tokens: int | None =
     vllm = {"fast_inference", "gpu_memory_utilization"} & settled.further.keys()
     shape |= {name: settled.further[name] for name in vllm}
     name, _ = model_choice.chosen(settled.name, settled.four_bit, device)
-    return rloo_kit.plan(name, config.args_for(name, None, device), device, **shape)
+    args = config.args_for(name, None, device)
+    tokens = settings_of(args, prompt_tokens, settled.max_seq_length).prompt_tokens
+    return rloo_kit.plan(name, args, device, prompt_tokens=tokens, **shape)

@@ -145,7 +145,7 @@ def checkpoint_of(name: str) -> Checkpoint:
     """The shape behind a name: the catalogue, a folder, or the hub's cache."""
     if (known := models.of_base(name)) is not None:
         return known if known.name in models.CATALOGUE else replace(known, name=_public(known.name))
-    if "/" in name or Path(name).is_dir():
+    if Path(name, "config.json").is_file() or ("/" in name and not Path(name).is_dir()):
         from transformers import AutoConfig
 
         with contextlib.suppress(OSError):  # neither a folder with a config.json nor in the cache
@@ -159,7 +159,7 @@ def checkpoint_of(name: str) -> Checkpoint:
                 where=f"plan({name!r}), of the family {found.family}",
                 todo=f"take a dense model: the families {families} are known (rloo_kit.CATALOGUE)",
             )
-    near = " or ".join(models.nearest(name))
+    near = "a run's checkpoint-N inside it" if Path(name).is_dir() else " or ".join(models.nearest(name))
     raise PolicyNotFoundError(
         f"no shape is known for {name!r}",
         where="plan, which looks into the catalogue, folders and the hub's cache, and downloads nothing",

@@ -29,6 +29,11 @@ def test_doctor_cards_and_plan_say_what_the_machine_takes_and_whether_a_run_fits
     assert command("cards").output.strip() in (ROOT / "docs/cards.md").read_text()
     assert command("cards", "12GB").output.startswith("qwen3-8b in 4 bit")
     command("cards", "rtx 9999", status=2)
+    said = command("plan", "mine.yaml", "--set", "policy.max_seq_length=20").output
+    assert " 12 + 8 tokens," in said, "no longer prompt can be trained on"
+    (folder / "run").mkdir()
+    said = command("plan", "mine.yaml", "--set", "policy.name=run", status=2).stderr
+    assert "did you mean a run's checkpoint-N inside it?" in said
     too_large = command("plan", "mine.yaml", "--card", "8GB", "--set", "policy.name=qwen3-14b", status=1)
     assert "to make it fit, cheapest in quality first" in too_large.output
 
