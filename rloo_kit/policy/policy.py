@@ -153,9 +153,10 @@ class Policy:
             ConfigError: no list of prompts, a number out of range, a temperature beside greedy, or a prompt longer than
                 the policy was loaded for.
         """
-        if not len(prompts) or isinstance(prompts, str) or isinstance(prompts[0], dict):
-            where = f"Policy.generate, got {type(prompts).__name__} of {len(prompts)}"
-            todo = "wrap a single prompt or conversation: generate([prompt])"
+        several = hasattr(prompts, "__len__") and len(prompts) and not isinstance(prompts, str | dict)
+        if not several or isinstance(prompts[0], dict):
+            where = f"Policy.generate, got a {type(prompts).__name__}"
+            todo = "wrap a single prompt or conversation: generate([prompt]); of a dataset give dataset['prompt']"
             raise ConfigError("generate takes a list of prompts, of one at least", where=where, todo=todo)
         how: dict[str, object] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
         counts = {"n": n, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
@@ -239,6 +240,9 @@ def warn_of_temperature(policy: Policy, temperature: float) -> None:
 
 def _check_prompts(rows: list[list[int]], limit: int | None) -> None:
     """Works around: on a GPU unsloth truncates a long prompt's ids, but not their positions."""
+    if [] in rows:  # a row of padding alone
+        where = f"Policy.generate, prompts[{rows.index([])}]"
+        raise ConfigError("a prompt is empty", where=where, todo="write something, or leave it out")
     index, longest = max(enumerate(map(len, rows)), key=lambda pair: pair[1])
     if limit is not None and longest >= limit:
         where = f"prompts[{index}] has {longest} tokens, and the policy was loaded for {limit}"

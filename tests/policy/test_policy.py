@@ -24,10 +24,12 @@ def test_n_completions_of_a_prompt_are_adjacent_and_a_seed_repeats_them_and_leav
     assert all(len(c.ids) <= 8 and c.finished == (c.ids[-1] in policy.eos_ids) for c in completions)
 
 
-def test_generate_refuses_what_cannot_be_sampled(policy, monkeypatch):
-    for prompts in ("What?", QUESTION, []):
-        with pytest.raises(ConfigError, match="a list of prompts"):
+def test_generate_refuses_what_cannot_be_sampled(policy, task, monkeypatch):
+    for prompts in ("What?", QUESTION, [], iter([QUESTION]), task.held_out, task.held_out[:2]):
+        with pytest.raises(ConfigError, match=r"a list of prompts[\s\S]*dataset\['prompt'\]"):
             policy.generate(prompts)
+    with pytest.raises(ConfigError, match=r"a prompt is empty[\s\S]*prompts\[1\]"):
+        policy.generate(["What?", ""])
     for name, bad in (("n", 0), ("batch_size", -1), ("temperature", 0.0), ("max_new_tokens", 2.5)):
         with pytest.raises(ConfigError, match=rf"{name} must be[\s\S]*{name}={bad}"):
             policy.generate([QUESTION], **{name: bad})
