@@ -83,11 +83,17 @@ def _may_be_on_hub(name: str) -> bool:
     return re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) is not None
 
 
+def bundled_at(checkpoint: Checkpoint, base: str) -> str:
+    """The folder of the bundled weights that a base stands for; "" where there are none, or others, as at a hub id."""
+    own = None if _may_be_on_hub(base) else BUNDLED.get(checkpoint.name)
+    return str(own.checkpoint()) if own else ""
+
+
 def _of_folder(folder: str) -> Source:
     base, is_adapter = base_named(folder), Path(folder, ADAPTER_CONFIG).is_file()
     known = of_base(base)
-    if is_adapter and known and known.name in BUNDLED:
-        return Source(folder, known, str(BUNDLED[known.name].checkpoint()), True)
+    if is_adapter and known and (own := bundled_at(known, base)):
+        return Source(folder, known, own, True)
     what = todo = ""
     if not is_adapter and not Path(folder, "config.json").is_file():
         what = f"the folder holds neither a checkpoint nor an adapter: no config.json and no {ADAPTER_CONFIG}"

@@ -22,7 +22,6 @@ from rloo_kit import argument_types
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RLOOKitError, RunFolderError
 from rloo_kit.models import KEPT_NAME
 from rloo_kit.policy import model_card, resolve
-from rloo_kit.policy.bundled import BUNDLED
 from rloo_kit.policy.model_card import CARD
 from rloo_kit.policy.resolve import ADAPTER_CONFIG, Place, expanded
 from rloo_kit.session import multi_process, output
@@ -233,8 +232,8 @@ def save_merged(
 
 def sixteen_bit_base(checkpoint: Checkpoint, base: str) -> str:
     """The folder or hub id of the unquantised weights below an adapter that names this base."""
-    if checkpoint.name in BUNDLED:
-        return str(BUNDLED[checkpoint.name].checkpoint())
+    if own := resolve.bundled_at(checkpoint, base):
+        return own
     config = Path(base) / "config.json"
     if not config.is_file():
         return re.sub(r"(-unsloth)?-bnb-4bit$", "", base, flags=re.IGNORECASE)

@@ -20,6 +20,7 @@ from pydantic_core import to_jsonable_python
 from rewards.provenance import Call, made_by
 from rloo_kit.advantages import BUILT_IN
 from rloo_kit.errors import ConfigError
+from rloo_kit.models import is_folder
 from rloo_kit.policy import model_card
 from rloo_kit.policy.resolve import checkpoint_of_model
 from rloo_kit.redact import is_secret, without_hidden
@@ -88,7 +89,7 @@ class Recipe:
             raise ConfigError("the model did not come from load_policy", todo=todo)
         name = call.arguments["name"]
         weights = (weight for key, weight in model.named_parameters() if "lora_B.default" in key)
-        if Path(name).is_dir():
+        if is_folder(name, Path(name)):
             self.notes.append(f"what the policy of {name} may have learned between load_policy and this run")
         elif not resumed and any(bool(weight.detach().any()) for weight in weights):
             todo = "policy.save(folder), and start the run with load_policy(folder)"

@@ -160,6 +160,7 @@ def test_a_shape_without_a_formula_is_refused_by_name(
 ) -> None:
     shape = SimpleNamespace(**{**qwen3_config(CATALOGUE["qwen3-0.6b"]).to_dict(), "num_experts": 128})
     whole = SimpleNamespace(get_text_config=lambda: shape, tie_word_embeddings=True)
+    (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *args, **kwargs: whole)
     with pytest.raises(
         ConfigError, match=r"cannot count a mixture of experts\.[\s\S]*families llama and qwen3 are known"

@@ -18,6 +18,7 @@ from rewards.provenance import made_by
 from rloo_kit.errors import PolicyNotFoundError
 from rloo_kit.models import CATALOGUE, lasting_name
 from rloo_kit.policy import resolve as names
+from rloo_kit.policy import save
 from rloo_kit.policy.bundled import TINY
 
 ELSEWHERE = "/home/somebody/.cache/rloo-kit/tiny-qwen3-0123456789ab"
@@ -153,6 +154,12 @@ def test_an_adapter_of_the_tiny_policy_loads_on_another_machine(adapter):
         kept = {file.name for file in Path(copy).iterdir()}
         assert {file.name for file in folder.iterdir()} - kept == {"optimizer.pt"}
     assert not Path(copy).exists()
+
+
+def test_an_adapter_of_a_hub_id_is_not_put_on_the_bundled_weights_which_are_others(adapter):
+    hub_id = CATALOGUE["smollm2-135m"].repository
+    assert resolve(adapter(hub_id)).base == hub_id
+    assert save.sixteen_bit_base(CATALOGUE["smollm2-135m"], hub_id) == hub_id
 
 
 @pytest.mark.parametrize("base", ["/gone/base", ""])
