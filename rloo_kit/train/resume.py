@@ -83,7 +83,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
 
     def _train(self, checkpoint: Path | None, **kwargs: object) -> TrainOutput:
-        if checkpoint and 0 < self.args.max_steps <= step_of(checkpoint):
+        if checkpoint and self._last_step <= step_of(checkpoint):
             return self._already_done(checkpoint)
         self._start_afresh()
         if self.args.should_save:
@@ -111,6 +111,11 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             if self.is_world_process_zero():
                 self.state.save_to_json(str(self.folder / STATE))
         return result
+
+    @property
+    def _last_step(self) -> int:
+        """``max_steps``, or what ``num_train_epochs`` comes to."""
+        return int(self.set_initial_training_values(self.args, self.get_train_dataloader())[-1])
 
     @property
     def _samples_itself(self) -> bool:
@@ -164,8 +169,10 @@ class ResumableTrainer(checkpointing.SavingTrainer):
     def _already_done(self, folder: Path) -> TrainOutput:
         """Works around: transformers takes one more step from a checkpoint that is at the last one."""
         output.say(f"{self.shown(folder)} is at the last step or later: nothing left to train")
-        self._load_from_checkpoint(str(folder))
         self.state = TrainerState.load_from_json(str(folder / STATE))
+        if self.args.load_best_model_at_end and (best := self.state.best_model_checkpoint):
+            folder = folder.with_name(Path(best).name)  # its path is that of before the run's folder was moved
+        self._load_from_checkpoint(str(folder))
         return TrainOutput(self.state.global_step, 0.0, {})
 
     def _start_afresh(self) -> None:

@@ -73,6 +73,24 @@ def test_resuming_a_run_that_is_done_restores_the_adapter_beside_its_reference_a
     assert same(trained(other.model), trained(first.model))
 
 
+def worse_and_worse(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float]:
+    return [random - trainer_state.global_step for random in random_rewards(completions, **kwargs)]
+
+
+def test_a_run_of_a_share_of_an_epoch_is_done_at_its_last_step_and_gives_its_best_weights_again(make_trainer, task):
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, "num_train_epochs": 0.05}
+    best |= {"eval_dataset": task.held_out.select(range(2)), "model": rloo_kit.load_policy("tiny", seed=0)}
+    settings = {**SAVED, **best, "max_steps": -1, "learning_rate": 0.05}
+    make_trainer(worse_and_worse, **settings).train()
+    at_best = trained(best["model"].model)
+    again = make_trainer(worse_and_worse, **settings)
+    assert again.train(resume_from_checkpoint=True).global_step == 2, "0.05 of 32 steps"
+    assert again.state.best_global_step == 1
+    assert same(trained(best["model"].model), at_best)
+    again._load_from_checkpoint(str(again.folder / "checkpoint-2"))
+    assert not same(trained(best["model"].model), at_best), "the last ones are others"
+
+
 def scaled(factor: float) -> Any:
     def length(completion_ids: Any, **kwargs: Any) -> list[float]:
         return [factor * len(ids) for ids in completion_ids]
