@@ -81,9 +81,13 @@ class SavingTrainer(trl.RLOOTrainer):
         check_finite(self.model, f"step {self.state.global_step}", self._way_on)
         self._whole = self.state.global_step
         self.remember()
+        self._end_step()  # an evaluation may fail
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        self._random, self._tokens_seen = random_states(), self.state.num_input_tokens_seen
+        self._end_step()
         self.stops.release()
+
+    def _end_step(self) -> None:
+        self._random, self._tokens_seen = random_states(), self.state.num_input_tokens_seen
 
     def _way_on(self) -> str:
         kept = newest_whole(self.folder)[0]

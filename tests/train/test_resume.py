@@ -12,6 +12,7 @@ from datasets import Dataset
 from safetensors.torch import load_file, save_file
 
 import rloo_kit
+from rewards.errors import RewardCallError
 from rloo_kit.errors import ConfigError
 from rloo_kit.policy.bundled import TINY
 from rloo_kit.train.checkpointing import seal
@@ -89,6 +90,26 @@ def test_a_run_of_a_share_of_an_epoch_is_done_at_its_last_step_and_gives_its_bes
     assert same(trained(best["model"].model), at_best)
     again._load_from_checkpoint(str(again.folder / "checkpoint-2"))
     assert not same(trained(best["model"].model), at_best), "the last ones are others"
+
+
+def test_a_step_whose_evaluation_fails_is_saved_as_if_there_had_been_none(make_trainer, task):
+    settings = {**SAVED, "save_steps": 9, "max_steps": 3, "learning_rate": 0.05}
+    alone = make_trainer(random_rewards, model=rloo_kit.load_policy("tiny", seed=0), **settings)
+    alone.train()
+
+    def fails(completions: Any, **kwargs: Any) -> list[float]:
+        if not stopped.model.training:
+            raise ConnectionError
+        return random_rewards(completions, **kwargs)
+
+    evaluated = {"eval_dataset": task.held_out.select(range(2)), "eval_strategy": "steps", "eval_steps": 2}
+    stopped = make_trainer(fails, **settings, **evaluated)
+    with pytest.raises(RewardCallError):
+        stopped.train()
+    resumed = make_trainer(random_rewards, **settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.num_input_tokens_seen == alone.state.num_input_tokens_seen
+    assert same(trained(resumed.model), trained(alone.model))
 
 
 def scaled(factor: float) -> Any:
