@@ -69,6 +69,7 @@ class Policy:
         for config in getattr(self.model, "peft_config", {}).values():  # also a run's checkpoints name it so
             config.base_model_name_or_path = lasting_name(base)
         complete(self.model, self.tokenizer)
+        self.model._saved_temp_tokenizer = self.tokenizer  # unsloth's name; the model may be all that a trainer gets
         without_dropout(self.model)
         cpu_products.use(self.model)
         if self.checkpoint is None:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from datasets import Dataset
 
+import rloo_kit
 from rloo_kit.errors import DatasetError
 from rloo_kit.policy.bundled import TINY
+from rloo_kit.policy.thinking import budget_of
 from rloo_kit.session import multi_process
 from rloo_kit.train import run_record, trainer_call
 from tests.conftest import random_rewards
@@ -75,6 +77,13 @@ def test_a_step_of_a_small_learning_rate_moves_nearly_every_weight(make_trainer,
     after = trained(policy.model)
     moved = torch.cat([(after[name] != before[name]).flatten() for name in before if "lora_A" in name])
     assert moved.float().mean() > 0.9
+
+
+@pytest.mark.parametrize("thinking", [False, 5])
+def test_a_model_alone_is_trained_with_its_policys_tokenizer_and_so_with_its_thinking(make_trainer, thinking):
+    policy = rloo_kit.load_policy("tiny", thinking=thinking)
+    assert make_trainer(model=policy.model).processing_class is policy.tokenizer
+    assert make_trainer(model=policy.model)._budget == budget_of(policy.tokenizer)
 
 
 def test_a_model_that_is_only_named_is_left_to_trl(make_trainer):
