@@ -65,6 +65,8 @@ MEASURED = {
 
 def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: Settings) -> list[Reason]:
     """Settings with a reason for each; without a loaded policy and a task no length is measured."""
+    if "num_train_epochs" in given:
+        given = {"max_steps": -1, **given}  # a number of steps would overrule it
     prompt_tokens, answer_tokens = _lengths(policy, task, given)
     settings: Any = SimpleNamespace(**{"single_pass": Configured.single_pass, "beta": 0.0, **given})
     base = plan(policy, settings, card, prompt_tokens=prompt_tokens)
@@ -82,7 +84,7 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
     if sizes.max_completion_length != tokens:
         tokens_because = f"{tokens} would not fit"
     k_because = "as in the measured runs" if sizes.num_generations == GROUPS[0] else fits
-    save, sampled = max(1, chosen["max_steps"] // 4), "all at once"
+    save, sampled = max(1, chosen["max_steps"] // 4) if chosen["max_steps"] > 0 else 0.25, "all at once"
     if sizes.batch_rows == sizes.num_generations:
         sampled = "a prompt's K at a time" + ", the faster by the plan's seconds" * bool(fitting.seconds)
     accumulation = sizes.gradient_accumulation_steps

@@ -86,6 +86,12 @@ def test_what_is_given_stays_and_is_called_given(given, policy, task):
     assert "eval_steps" not in reasons(config)
 
 
+def test_epochs_that_are_given_are_trained_with_four_checkpoints(policy, task):
+    config = rloo_kit.RLOOConfig.suggested(policy, task, num_train_epochs=0.5, eval_strategy="steps")
+    assert (config.max_steps, config.num_train_epochs) == (-1, 0.5)
+    assert config.save_steps == config.eval_steps == 0.25, "a share of all steps"
+
+
 @pytest.mark.parametrize(
     ("policy", "card", "tokens"), [("qwen3-4b-thinking", "rtx 4090", 4096), ("qwen3-4b-thinking", "5.5GB", 2048)]
 )
