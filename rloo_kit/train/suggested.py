@@ -104,6 +104,8 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
     } | {name: (value, "given") for name, value in given.items()}
     if given.get("eval_strategy") == "steps":  # without it unsloth prints that it is ignored
         rows.setdefault("eval_steps", (save, "as often as checkpoints"))
+    if "generation_batch_size" in given:  # TRL takes one of the two
+        del rows["steps_per_generation"]
     return [Reason(name, *row) for name, row in rows.items()]
 
 
@@ -146,15 +148,16 @@ def _smaller(base: Plan, given: Settings, tokens: int) -> Iterator[Plan]:
     """Plans, the largest first: smaller micro-batches, then a smaller K, then shorter completions."""
     micro, steps = given.get("per_device_train_batch_size"), given.get("gradient_accumulation_steps")
     halves = () if "max_completion_length" in given else (tokens >> n for n in range(1, tokens.bit_length()))
-    by_group = base.settings.on_gpu and base.settings.num_iterations == 1 and not (micro or steps)
+    batch, on_gpu = given.get("generation_batch_size"), base.settings.on_gpu
+    by_group = on_gpu and base.settings.num_iterations == 1 and not (micro or steps or batch)
     for length in (tokens, *(half for half in halves if half >= LEAST_TOKENS)):
         for k in (given["num_generations"],) if "num_generations" in given else GROUPS:
             rows = micro * steps if micro and steps else math.lcm(PROMPTS * k, micro or steps or 1)
             same = base.with_settings(num_generations=k, max_completion_length=length)
-            at_once = (k, rows) if by_group else (rows,)
+            at_once = (k, rows) if by_group else (batch or rows,)
             choices = [same.with_settings(**batch_sizes(1, n, rows)) for n in at_once]
             choices.sort(key=lambda one: sum(one.seconds.get("a step", ())))
             for n in (choice.settings.batch_rows for choice in choices):
-                for size in (size for size in range(n, 0, -1) if n % size == 0):
+                for size in (size for size in range(n, 0, -1) if n % size == rows % size == 0):
                     if size == (micro or size) and rows // size == (steps or rows // size):
                         yield same.with_settings(**batch_sizes(size, n, rows))

@@ -73,6 +73,7 @@ def test_the_tiny_policys_settings_are_those_that_were_measured_for_its_task(pol
     [
         {"gradient_accumulation_steps": 8, "learning_rate": 1e-2, "seed": 3},
         {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 4, "num_generations": 6},
+        {"generation_batch_size": 48},
     ],
 )
 def test_what_is_given_stays_and_is_called_given(given, policy, task):
