@@ -73,14 +73,42 @@ class ResumableTrainer(checkpointing.SavingTrainer):
 
         Raises:
             ConfigError: the path is no whole checkpoint, or its base, LoRA or optimizer is another one; other changes
-                are named in one warning.
+                are named in one warning.  Or a later trainer has given the policy another reference.
             RunFolderError: another run has ``output_dir``, or it cannot be written to.
             NonFiniteError: a gradient or a weight is not finite; it is not saved.
             OutOfMemoryError: with the phase, what to change, and the checkpoint to resume from.
         """
+        self._take_policy()
         alone = checkpointing.run_lock(self.folder) if self.args.should_save else nullcontext()
         with alone, output.one_output():
             return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As TRL's, at this trainer's temperature and to its reference; a ConfigError where that is gone."""
+        self._take_policy()
+        return super().evaluate(*args, **kwargs)
+
+    def _keep_policy(self) -> None:
+        """Remember what TRL has given the policy for this trainer: a head with its temperature, and a reference."""
+        self._base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        self._head = self._base.newest_head = self._base.forward
+        self._reference_kept = self._reference_sum()
+
+    def _take_policy(self) -> None:
+        """Works around: a trainer that is built later on the same policy gives it another head and reference."""
+        if self.beta and self._reference_sum() != self._reference_kept:
+            raise ConfigError(
+                "the KL term would be to another reference: a trainer that was built later has changed the policy's",
+                where="RLOOTrainer(beta above 0), on a policy that a later trainer was built on",
+                todo="build this trainer anew, or go on with the later one",
+            )
+        if self._base.newest_head is not self._head:
+            self._base.forward = self._base.newest_head = self._head
+
+    def _reference_sum(self) -> int:
+        """Over the bits of the reference's adapter; 0 where the base is it, or several processes may share it."""
+        adapter = [p.detach() for name, p in self.model.named_parameters() if ".ref." in name]
+        return sum(int(p.view(torch.int16).sum()) for p in adapter) if self.accelerator.num_processes == 1 else 0
 
     def _train(self, checkpoint: Path | None, **kwargs: object) -> TrainOutput:
         if checkpoint and self._last_step <= step_of(checkpoint):
@@ -238,6 +266,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             target.set_adapter("default")
         for name, parameter in target.named_parameters():
             parameter.data = parameter.data.to(dtypes.get(name, parameter.dtype))
+        self._reference_kept = self._reference_sum()
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
         """Works around: after resuming, TRL does not draw prompts in the same order."""

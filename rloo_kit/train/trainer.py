@@ -113,6 +113,7 @@ class RLOOTrainer(RolloutTrainer):
         _ = self.folder  # settled here: a reward may change the working directory later
         if self.beta == 0 or reference_is_base(self.model):
             drop_reference(self.model)  # TRL then takes the base, with the adapter switched off
+        self._keep_policy()
         self._max_seq_length = getattr(self.model, "max_seq_length", None)  # unsloth's models have one
         self._backbones = [module for module in self.model.modules() if hasattr(module, "embed_tokens")]
         rows, longest = data_checks.longest_prompts(self.train_dataset)

@@ -47,6 +47,7 @@ RESUMING = {
     "_load_rng_state": "6787e15ed5d4",
     "_load_from_checkpoint": "3ceae24659dd",
     "_load_optimizer_and_scheduler": "574f91b51261",
+    "evaluate": "3cfa04eb9ee9",
 }
 PINNED = {
     **{(Stock, name): digits for name, digits in OVERRIDDEN.items()},

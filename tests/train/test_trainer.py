@@ -6,6 +6,7 @@ import pytest
 import torch
 import trl
 
+from rloo_kit.errors import ConfigError
 from tests.conftest import random_rewards
 
 
@@ -73,6 +74,42 @@ def test_an_evaluation_has_its_own_number_of_completions_and_metrics(make_traine
     assert {"eval_reward", "eval_kl"} <= set(evaluated)
     trainer.evaluate(trainer.train_dataset.select(range(4)))
     assert {"answer", "problem"} <= seen, "the users' columns, on the training prompts too"
+
+
+@pytest.mark.parametrize("act", ["train", "evaluate"])
+def test_each_of_several_trainers_on_a_policy_computes_at_its_own_temperature(act, make_trainer, policy, task):
+    def log_probs(trainer: Any) -> torch.Tensor:
+        ids = torch.tensor(policy.tokenize(task.train["prompt"][:1]))
+        return trainer._get_per_token_logps_and_entropies(policy.model, ids, torch.ones_like(ids), 3)[0].detach()
+
+    settings = {"eval_dataset": task.held_out.select(range(2)), "learning_rate": 0.0}
+    trainers, alone = [], []
+    for temperature in (1.0, 0.5):
+        trainers.append(make_trainer(random_rewards, temperature=temperature, **settings))
+        alone.append(log_probs(trainers[-1]))
+    assert not torch.equal(*alone)
+    for trainer, expected in zip(trainers, alone, strict=True):
+        getattr(trainer, act)()
+        torch.testing.assert_close(log_probs(trainer), expected)
+
+
+def test_a_trainer_is_refused_once_a_later_one_has_changed_the_reference_of_its_kl_term(make_trainer, policy, task):
+    def built(beta: float) -> Any:
+        return make_trainer(random_rewards, beta=beta, eval_dataset=task.held_out.select(range(2)), learning_rate=1e-2)
+
+    first, second, plain = built(0.05), built(0.05), built(0.0)
+    for trainer in (first, second, plain):
+        trainer.train()  # the base is the reference of both
+    third, same = built(0.05), built(0.05)
+    for earlier in (first, second):
+        with pytest.raises(ConfigError, match=r"another reference[\s\S]*build this trainer anew"):
+            earlier.train()
+    plain.evaluate()
+    third.train()
+    same.evaluate()  # its copy was of the same weights
+    built(0.0)
+    with pytest.raises(ConfigError, match="another reference"):
+        same.evaluate()
 
 
 def test_a_plain_trl_config_means_what_it_means_in_trl(make_trainer, tmp_path):
