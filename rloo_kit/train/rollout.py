@@ -245,7 +245,8 @@ class RolloutTrainer(ResumableTrainer):
         padded = bool((mask[:, 0] == 0).any())
         for backbone in self._backbones:
             backbone._unsloth_keep_padding_mask = padded  # type: ignore[assignment]
-        if len(args) == 1 and not self._sharded:  # an evaluation's pass comes in parts
+        # An evaluation's pass comes in parts; experts are balanced over prompts, too, once for each completion.
+        if len(args) == 1 and not self._sharded and not kwargs.get("compute_aux_loss"):
             model = cpu_logprobs.sharing(model, ids, mask, args[0])
         with cpu_logprobs.in_tiles(entropy=kwargs.get("compute_entropy", False)):
             return super()._get_per_token_logps_and_entropies(model, ids, mask, *args, **kwargs)

@@ -274,8 +274,8 @@ class RLOOTrainer(RolloutTrainer):
             zeros = [p.sum().to(self.accelerator.device) * 0.0 for p in model.parameters() if p.requires_grad]
             return torch.stack(zeros).sum()
         mask = inputs["completion_mask"]
-        logps, entropies, _ = self._get_per_token_logps_and_entropies(
-            model, *microbatches.model_inputs(inputs), compute_entropy=True
+        logps, entropies, balance = self._get_per_token_logps_and_entropies(
+            model, *microbatches.model_inputs(inputs), compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
         )
         old_logps = inputs.get("old_per_token_logps", logps.detach())
         if self.passes.advantages_wait:
@@ -299,7 +299,11 @@ class RLOOTrainer(RolloutTrainer):
             names = (f"clip_ratio/{side}_mean" for side in ("low", "high", "region"))
             shares = (low / total, high / total, (low + high) / total)
             self._log_each(dict(zip(names, shares, strict=True)))
-        return (row_loss * inputs["row_weight"]).sum()
+        loss = (row_loss * inputs["row_weight"]).sum()
+        if balance is None:
+            return loss
+        self._log_each({"aux_loss": self.accelerator.gather(balance.detach()).mean().item()})
+        return loss + self.router_aux_loss_coef * balance  # of a mixture of experts, over the tokens of this pass
 
 
 @contextlib.contextmanager

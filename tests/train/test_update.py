@@ -11,7 +11,8 @@ from unittest import mock
 import pytest
 import torch
 import trl
-from transformers import TrainerCallback
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 
 import rloo_kit
 from rloo_kit import advantages
@@ -146,6 +147,21 @@ def test_the_update_is_that_of_stock_trl(name, loaded_once, task, tmp_path):
         shown = advantages.rloo(scores.view(-1, 4)).flatten().tolist()
     assert list(trainer._logs["advantages"]) == pytest.approx(shown, abs=1e-5)
     assert any(shown)
+
+
+def test_a_mixture_of_experts_is_balanced_as_in_stock_trl(loaded_once, task, tmp_path):
+    tokenizer = loaded_once[0].tokenizer
+    sizes = {"hidden_size": 32, "moe_intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 16}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4, "num_experts_per_tok": 2}
+    base = Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=max(tokenizer.get_vocab().values()) + 1, **sizes))
+    model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    lora = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    moe = (SimpleNamespace(model=model, tokenizer=tokenizer), lora)
+    settings = {"beta": 0.0, "gradient_accumulation_steps": 1, "router_aux_loss_coef": 10.0}
+    stock, gradients = one_run(False, moe, task, tmp_path / "stock", **settings)
+    trainer, ours = one_run(True, moe, task, tmp_path, skip_zero_variance_groups=False, **settings)
+    assert_same_gradients(gradients, ours)
+    assert trainer.state.log_history[0]["aux_loss"] == pytest.approx(stock.state.log_history[0]["aux_loss"])
 
 
 # --- every estimator, KL term and aggregation, on a batch that is written down ------------------------------
