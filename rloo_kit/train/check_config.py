@@ -96,6 +96,15 @@ def check_together(args: trl.RLOOConfig, processes: int = 1) -> None:
         _refuse(args, what, "take 'eval_reward', with greater_is_better=True", "metric_for_best_model")
 
 
+def check_evaluation(args: trl.RLOOConfig, processes: int) -> None:
+    """Check the batch of an evaluation, which TRL does only where one is configured."""
+    k, rows = args.num_generations_eval or args.num_generations, args.per_device_eval_batch_size * processes
+    if rows % k:
+        what = f"an evaluation's batch of {rows} completions does not divide into groups of {k}"
+        todo = f"make batch x processes ({processes}) a multiple of {k}, or leave it out"
+        _refuse(args, what, todo, "per_device_eval_batch_size", "num_generations_eval", "num_generations")
+
+
 def _refuse(args: trl.RLOOConfig, what: str, todo: str, *names: str) -> NoReturn:
     where = ", ".join(f"{name}={getattr(args, name)!r}" for name in names)
     raise ConfigError(what, where=f"RLOOConfig({where})", todo=todo)
@@ -144,5 +153,5 @@ def doubts(args: trl.RLOOConfig) -> Iterator[str]:
         yield (
             f"{', '.join(cuts)}: completions are sampled from another distribution than the one that is trained, so "
             "the gradient is slightly biased, and so are ratio and KL. Remove it for training; policy.generate takes "
-            "it for sampling afterwards."
+            "top_p, top_k and min_p for sampling afterwards."
         )

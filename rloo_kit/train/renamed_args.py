@@ -153,6 +153,8 @@ def of_grpo(config: trl.GRPOConfig, changes: Mapping[str, Any], known: set[str])
         plain = vars(type(config)(output_dir=config.output_dir, **precision))
     settings = {item.name: getattr(config, item.name) for item in dataclasses.fields(config) if item.init}
     settings = {n: v for n, v in settings.items() if n in _OF_THE_UPDATE or v != plain[n]}
+    if settings["loss_type"] == "luspo":  # TRL takes either level with it, and the paper's is not its default
+        settings["loss_aggregation"] = GRPO["loss_type"][settings.pop("loss_type")]["loss_aggregation"]
     settings |= {"output_dir": config.output_dir, "kl_placement": "loss", "kl_estimator": "k3"}
     if config.fp16 or not config.bf16:
         settings |= precision

@@ -28,7 +28,7 @@ from torch.utils.data import Sampler  # noqa: E402
 from transformers import TrainerState  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
 
-from rloo_kit.train import checkpointing, run_record  # noqa: E402
+from rloo_kit.train import check_config, checkpointing, run_record  # noqa: E402
 from rloo_kit.train.finite_gradients import reset_loss_scale  # noqa: E402
 from rloo_kit.train.stop_signals import Interrupted, Terminated  # noqa: E402
 
@@ -85,6 +85,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As TRL's, at this trainer's temperature and to its reference; a ConfigError where that is gone."""
+        check_config.check_evaluation(self.args, self.accelerator.num_processes)
         self._take_policy()
         return super().evaluate(*args, **kwargs)
 

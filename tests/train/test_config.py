@@ -119,6 +119,7 @@ def test_every_field_is_in_the_signature_the_kits_first_with_defaults():
         ({"warmup_steps": 0.1, "max_steps": 10}, ""),
         ({"top_p": 0.95, "top_k": 20}, "top_k=20, top_p=0.95: completions are sampled from another"),
         ({"generation_kwargs": {"suppress_tokens": [7]}}, "generation_kwargs suppress_tokens="),
+        ({"repetition_penalty": 1.1}, "policy.generate takes top_p, top_k and min_p for"),
         ({"advantage_estimator": "grpo"}, "noise becomes a full-size advantage"),
         ({"kl_placement": "loss", "kl_estimator": "k1"}, "has no effect"),
         ({"use_bias_correction_kl": True, "beta": 0.1}, "no effect on a KL term in the reward"),

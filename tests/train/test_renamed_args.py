@@ -116,6 +116,7 @@ CASES: list[dict[str, Any]] = [
     *({"loss_type": one, **KL} for one in ("grpo", "bnpo", "dr_grpo", "dapo")),
     *({"loss_type": one, **SEQUENCES} for one in ("dapo", "dr_grpo", "luspo")),
     {"loss_type": "grpo", "importance_sampling_level": "sequence", **KL},
+    {"loss_type": "luspo", **KL},
     {"loss_type": "grpo", "scale_rewards": False, "use_bias_correction_kl": False, **KL},
 ]
 TWICE: dict[str, Any] = {"num_iterations": 2, "max_steps": 2, "gradient_accumulation_steps": 1}

@@ -76,6 +76,12 @@ def test_an_evaluation_has_its_own_number_of_completions_and_metrics(make_traine
     assert {"answer", "problem"} <= seen, "the users' columns, on the training prompts too"
 
 
+def test_an_evaluation_whose_batch_holds_parts_of_groups_is_refused(make_trainer, task):
+    trainer = make_trainer(per_device_eval_batch_size=6, num_generations=4, eval_dataset=task.held_out)
+    with pytest.raises(ConfigError, match=r"batch of 6 completions[\s\S]*a multiple of 4"):
+        trainer.evaluate()
+
+
 @pytest.mark.parametrize("act", ["train", "evaluate"])
 def test_each_of_several_trainers_on_a_policy_computes_at_its_own_temperature(act, make_trainer, policy, task):
     def log_probs(trainer: Any) -> torch.Tensor:
