@@ -157,7 +157,7 @@ def test_a_mixture_of_experts_is_balanced_as_in_stock_trl(loaded_once, task, tmp
     model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
     lora = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     moe = (SimpleNamespace(model=model, tokenizer=tokenizer), lora)
-    settings = {"beta": 0.0, "gradient_accumulation_steps": 1, "router_aux_loss_coef": 10.0}
+    settings = {"beta": 0.0, "gradient_accumulation_steps": 2, "router_aux_loss_coef": 10.0}
     settings |= {"gradient_checkpointing": False}  # else no pass would go on from the prompts' cache
     stock, gradients = one_run(False, moe, task, tmp_path / "stock", **settings)
     trainer, ours = one_run(True, moe, task, tmp_path, skip_zero_variance_groups=False, **settings)
