@@ -73,7 +73,8 @@ _origins: WeakKeyDictionary[Dataset, Origin] = WeakKeyDictionary()  # a copy, fi
 
 def origin_of(dataset: object) -> Origin | None:
     """The task that a dataset is a side of, as it was made; None for any other dataset."""
-    return _origins.get(dataset) if hasattr(dataset, "column_names") else None
+    splits = isinstance(dataset, dict)  # a DatasetDict
+    return _origins.get(dataset) if hasattr(dataset, "column_names") and not splits else None
 
 
 def _remember(task: Task, call: Call) -> None:

@@ -91,7 +91,7 @@ class RLOOConfig(Base):
         per_device_train_batch_size: Completions in one forward and backward pass. Lower it first when memory is short.
         gradient_accumulation_steps: Passes in one update. Batch x accumulation is a multiple of K.
         steps_per_generation: Passes between two rounds of sampling; None takes ``gradient_accumulation_steps``.
-        max_completion_length: Longest completion in tokens. A truncated completion counts as wrong.
+        max_completion_length: Longest completion in tokens. ``evaluate`` counts a truncated one as wrong.
         learning_rate: AdamW's, for the LoRA. The first setting to lower when a run goes wrong.
         beta: Weight of the KL term that holds the policy near the reference; 0 saves the reference pass.
         temperature: Sampling temperature. Below 1, a prompt's completions become alike and teach less;

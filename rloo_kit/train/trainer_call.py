@@ -105,13 +105,15 @@ def _check_model(given: Arguments) -> None:
 
 
 def _check_datasets(given: Arguments) -> None:
-    evaluated = given.get("eval_dataset")
-    parts = evaluated if isinstance(evaluated, dict) else {"": evaluated}
-    datasets = {"train_dataset": given.get("train_dataset")}
-    datasets |= {f"eval_dataset[{part!r}]" if part else "eval_dataset": rows for part, rows in parts.items()}
-    for name, dataset in datasets.items():
-        if dataset is not None or name == "train_dataset":
-            data_checks.check_dataset(dataset, given["args"], given.get("processing_class"), name)
+    for name, dataset in {"train_dataset": given.get("train_dataset"), **_evaluated(given)}.items():
+        data_checks.check_dataset(dataset, given["args"], given.get("processing_class"), name)
+
+
+def _evaluated(given: Arguments) -> dict[str, Any]:
+    datasets = given.get("eval_dataset")
+    parts = datasets if isinstance(datasets, dict) else {"": datasets}
+    named = {f"eval_dataset[{part!r}]" if part else "eval_dataset": rows for part, rows in parts.items()}
+    return {name: rows for name, rows in named.items() if rows is not None}
 
 
 def _guarded_rewards(given: Arguments) -> list[Any]:
@@ -122,6 +124,9 @@ def _guarded_rewards(given: Arguments) -> list[Any]:
         todo = "pass at least one: def reward(completions, **kwargs) -> list[float]"
         raise RewardError(what, where="RLOOTrainer(reward_funcs=[])", todo=todo)
     data_checks.check_weights(funcs, args.reward_weights, where="RLOOConfig")
+    for dataset in _evaluated(given).values() if args.eval_strategy != "no" else ():
+        for func in (func for func in funcs if not isinstance(func, models)):
+            rewards.check_signature(func, data_checks.reward_columns(dataset))
     columns = data_checks.reward_columns(given["train_dataset"])
     guarded = [
         func if isinstance(func, models) else rewards.guarded(func, limit=args.reward_limit, columns=columns)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, DatasetDict, IterableDataset
 from transformers import TrainingArguments
 
 import rloo_kit
@@ -140,6 +140,10 @@ def wants_gold(completions: Any, gold: Any, **kwargs: Any) -> Any:
     return [0.0] * len(completions)
 
 
+def wants_answer(completions: Any, answer: Any, **kwargs: Any) -> Any:
+    return [0.0] * len(completions)
+
+
 def rewarded(reward: Any, *says: str, culprit: str = "reward", when: Any = "step") -> Case:
     return Case(culprit, trainer={"reward_funcs": reward}, says=says, when=when)
 
@@ -147,6 +151,12 @@ def rewarded(reward: Any, *says: str, culprit: str = "reward", when: Any = "step
 REWARDS = {
     "no reward function": rewarded([], culprit="reward_funcs", when="trainer"),
     "a reward that needs a column": rewarded(wants_gold, "wants_gold", culprit="gold", when="trainer"),
+    "and the set to evaluate on has not": Case(
+        "answer",
+        EVALUATED,
+        {"reward_funcs": wants_answer, "eval_dataset": dataset(QUESTION).remove_columns("answer")},
+        ("wants_answer",),
+    ),
     "NaN": rewarded(gives(NAN), "sample 1", "nan"),
 }
 
@@ -189,6 +199,7 @@ RIGHT = {
     "a numpy number": together("", learning_rate=np.float32(1e-3), seed=np.int64(3), max_steps=np.int32(1)),
     "a path for a folder": together("", output_dir=Path("out")),
     "an endless norm": together("", max_grad_norm=float("inf")),
+    "splits to evaluate on": argument("eval_dataset", DatasetDict({"a": dataset(QUESTION), "b": dataset(QUESTION)})),
     "two rewards of one name": rewarded((gives(1.0), gives(0.5))),
 }
 """Odd, and right: trained on without a word."""
