@@ -12,11 +12,13 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rewards.thinking import OPEN, QWEN3, ThinkTokens
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from transformers import PreTrainedConfig
 
     from rewards.answers import Form
@@ -191,17 +193,20 @@ KEPT_NAME = "rloo_kit_checkpoint"
 
 def of_base(base: str) -> Checkpoint | None:
     """The checkpoint that an adapter names as its base, on this machine or another's; None outside the catalogue."""
-    made, kept = re.fullmatch(r"(.+)-[0-9a-f]{12}", Path(base).name), None
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # no folder, or damaged: who loads it says so
-        kept = json.loads(Path(base, "config.json").read_text(encoding="utf-8")).get(KEPT_NAME)
+    made, config = re.fullmatch(r"(.+)-[0-9a-f]{12}", Path(base).name), {}
+    with contextlib.suppress(OSError, ValueError, TypeError):  # no folder, or damaged: who loads it says so
+        config = dict(json.loads(Path(base, "config.json").read_text(encoding="utf-8")))
     own = find(MADE_HERE.get(made[1], "") if made else "") or find(lasting_name(base))
-    return own or trained_from(kept, base)
+    return own or trained_from(config, base)
 
 
-def trained_from(name: str | None, place: str) -> Checkpoint | None:
-    """The checkpoint at a place whose weights were the catalogue's of that name; None where there is no such name."""
-    known, place = CATALOGUE.get(name or ""), lasting_name(place)
-    return known and replace(known, name=place, repository=place, four_bit_repository=None)
+def trained_from(config: Mapping[str, Any], place: str) -> Checkpoint | None:
+    """The checkpoint at a place whose weights were the catalogue's, by its config; None where they were not, or have
+    another shape since."""
+    known, place = CATALOGUE.get(config.get(KEPT_NAME) or ""), lasting_name(place)
+    if known is None or (known.layers, known.vocabulary) != (config.get("num_hidden_layers"), config.get("vocab_size")):
+        return None
+    return replace(known, name=place, repository=place, four_bit_repository=None)
 
 
 def lasting_name(base: str) -> str:

@@ -172,7 +172,7 @@ def _check_settings(before: Evaluation, after: Evaluation) -> None:
         raise ConfigError(
             f"the two evaluations differ in {name}, so that their difference would not be the policy's",
             where=f"compare, {name}={first[name]!r} before and {second[name]!r} after",
-            todo="evaluate both with the same rewards, weights, correct, max_new_tokens and sampling",
+            todo=f"evaluate both with the same {name}",
         )
 
 

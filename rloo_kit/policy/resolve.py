@@ -130,8 +130,8 @@ def base_named(name: Place) -> str:
 
 def checkpoint_of_model(model: PeftModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
     """The checkpoint that a loaded model is of: of the catalogue by its name, or by its config."""
-    base, kept = base_of(model), getattr(model.config, models.KEPT_NAME, None)
-    known = of_base(base) or models.trained_from(kept, base)
+    base = base_of(model)
+    known = of_base(base) or models.trained_from(vars(model.config), base)
     return known or models.checkpoint_from_config(lasting_name(base), model.config, tokenizer.chat_template)
 
 

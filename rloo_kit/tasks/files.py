@@ -73,7 +73,9 @@ def from_file(
         scores = correct(completions=[""] * len(rows), answer=[row["answer"] for row in rows.values()])
         readable = {key for key, score in zip(rows, scores, strict=True) if score is not None}
         left_out[f"whose answer is not of kind {kind!r}"] += len(rows) - len(readable)
-        return {key: _prompted(row, asks, system) for key, row in rows.items() if key in readable}
+        kept = {key: _prompted(row, asks, system) for key, row in rows.items() if key in readable}
+        _check_columns(path, list(kept.values()))
+        return kept
 
     rows, in_a_file = usable(file), isinstance(held_out, str | os.PathLike)
     if isinstance(held_out, str | os.PathLike):
@@ -148,6 +150,17 @@ def _prompted(row: Row, asks: str, system: str | None) -> Row:
     return row | {"prompt": [*first, {**last, "content": asked}]}
 
 
+def _check_columns(file: Path, rows: list[Row]) -> None:
+    import pyarrow as pa
+
+    for name in rows[0].keys() - {"prompt", "answer", "problem"} if rows else ():
+        try:
+            pa.array([row[name] for row in rows])
+        except (pa.ArrowException, OverflowError) as error:
+            what, todo = f"the column {name!r} holds values of several types", "make all of one type, or remove it"
+            raise DatasetError(what, where=f"{file}; {str(error).splitlines()[0]}", todo=todo) from error
+
+
 def _short_enough(rows: list[Row], policy: Policy, max_new_tokens: int, left_out: Counter[str]) -> list[Row]:
     limit = getattr(policy.model, "max_seq_length", None)
     if limit is None or not rows:
@@ -179,14 +192,6 @@ def read(file: Path, question: str, answer: str) -> list[Row]:
         if name not in columns:
             what, where = (f"the file has no column {name!r}", f"{file}, whose columns are {', '.join(columns)}")
             raise DatasetError(what, where=where, todo=f"name it: {argument}=...")
-    import pyarrow as pa
-
-    for name in columns:
-        try:
-            pa.array([row.get(name) for row in rows if name not in (question, answer)])  # these become texts
-        except pa.ArrowException as error:
-            what, todo = f"the column {name!r} holds values of several types", "make all of one type, or remove it"
-            raise DatasetError(what, where=f"{file}; {str(error).splitlines()[0]}", todo=todo) from error
     return [{name: row.get(name) for name in columns} for row in rows]
 
 

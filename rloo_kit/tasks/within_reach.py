@@ -6,6 +6,7 @@ reward grades it anew each time.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -111,16 +112,17 @@ def _solved(
         if missing := {key: row["prompt"] for key, row in zip(keys[part], rows[part], strict=True) if key not in table}:
             # Each chunk has its own seed, so that an interruption changes no draw.
             made = policy.generate(list(missing.values()), n=n, seed=(head["seed"] + start) % 2**32, **sampling)
-            drawn = [(list(completion.ids), completion.finished) for completion in made]
+            drawn = [(" ".join(map(str, completion.ids)), completion.finished) for completion in made]
             new: list[Row] = [{"prompt": key, "completions": drawn[i * n : i * n + n]} for i, key in enumerate(missing)]
             _append(path, head, new)
             table |= {line["prompt"]: line for line in new}
             if start * 10 // len(rows) < (start + size) * 10 // len(rows):
                 output.say(f"within reach: {min(start + size, len(rows))} of {len(rows)} prompts sampled")
         completions = [
-            Completion(row["prompt"], policy.tokenizer.decode(ids, skip_special_tokens=True), tuple(ids), finished)
+            Completion(row["prompt"], policy.tokenizer.decode(ids, skip_special_tokens=True), ids, finished)
             for key, row in zip(keys[part], rows[part], strict=True)
-            for ids, finished in table[key]["completions"]
+            for text, finished in table[key]["completions"]
+            for ids in [tuple(map(int, text.split()))]
         ]
         right = solved(reward, [row for row in rows[part] for _ in range(n)], completions)
         counts += [right[i : i + n].count(True) for i in range(0, len(right), n)]
@@ -129,18 +131,20 @@ def _solved(
 
 
 def _read(path: Path) -> dict[str, Row]:
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    whole, newline, torn = text.rpartition("\n")
-    if torn:  # by an interruption
-        path.write_text(whole + newline, encoding="utf-8")
-    return {line["prompt"]: line for line in map(json.loads, whole.splitlines()[1:])}
+    table: dict[str, Row] = {}
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):  # a line that was cut off by an interruption
+            line = json.loads(text)
+            table |= {line["prompt"]: line} if "completions" in line else {}
+    return table
 
 
 def _append(path: Path, head: Row, lines: list[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        lines = lines if file.tell() else [head, *lines]
-        file.writelines(f"{json.dumps(line, default=repr)}\n" for line in lines)
+    text = "".join(f"\n{json.dumps(line, default=repr)}" for line in lines)
+    text = text if path.exists() else json.dumps(head, default=repr) + text
+    with path.open("ab", buffering=0) as file:  # at once: another call may write, too
+        file.write(text.encode())
 
 
 def _histogram(before: Counter[int], after: Counter[int], n: int) -> str:

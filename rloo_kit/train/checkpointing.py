@@ -277,12 +277,12 @@ def is_ours(folder: Path) -> bool:
 
 
 def set_aside(output_dir: Path, after: int = -1) -> Path | None:
-    """Move what is called a checkpoint of a later step than ``after``, and a log of later steps, to ``_earlier-1``, or
+    """Move what is called a checkpoint of a later step than ``after``, with a log of later steps, to ``_earlier-1``, or
     the next free number, which is returned."""
     later = [path for path in checkpoints(output_dir) if step_of(path) > after]
-    later += [output_dir / STATE] if (saved_step(output_dir) or -1) > after else []
     if not later:
         return None
+    later += [output_dir / STATE] if (saved_step(output_dir) or -1) > after else []
     place = next(p for n in itertools.count(1) if not os.path.lexists(p := output_dir / f"_earlier-{n}"))
     place.mkdir()
     for path in later:

@@ -78,7 +78,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             NonFiniteError: a gradient or a weight is not finite; it is not saved.
             OutOfMemoryError: with the phase, what to change, and the checkpoint to resume from.
         """
-        self._take_policy()
+        self._take_policy(loads_reference=bool(resume_from_checkpoint))  # before anything is set aside
         alone = checkpointing.run_lock(self.folder) if self.args.should_save else nullcontext()
         with alone, output.one_output():
             return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
@@ -95,9 +95,10 @@ class ResumableTrainer(checkpointing.SavingTrainer):
         self._head = self._base.newest_head = self._base.forward
         self._reference_kept = self._reference_sum()
 
-    def _take_policy(self) -> None:
+    def _take_policy(self, loads_reference: bool = False) -> None:
         """Works around: a trainer that is built later on the same policy gives it another head and reference."""
-        if self.beta and self._reference_sum() != self._reference_kept:
+        settled = loads_reference or self.is_in_train or not self.beta
+        if not settled and self._reference_sum() != self._reference_kept:
             raise ConfigError(
                 "the KL term would be to another reference: a trainer that was built later has changed the policy's",
                 where="RLOOTrainer(beta above 0), on a policy that a later trainer was built on",
@@ -107,11 +108,13 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             self._base.forward = self._base.newest_head = self._head
 
     def _reference_sum(self) -> int:
-        """Over the bits of the reference's adapter; 0 where the base is it, or several processes may share it."""
+        """Over the bits of the reference's adapter; 0 where the base is it, or an engine may cast or share it."""
         adapter = [p.detach() for name, p in self.model.named_parameters() if ".ref." in name]
-        return sum(int(p.view(torch.int16).sum()) for p in adapter) if self.accelerator.num_processes == 1 else 0
+        shared = self.is_deepspeed_enabled or self.accelerator.num_processes > 1
+        return 0 if shared else sum(int(p.view(torch.int16).sum()) for p in adapter)
 
     def _train(self, checkpoint: Path | None, **kwargs: object) -> TrainOutput:
+        self._take_policy(loads_reference=checkpoint is not None)
         if checkpoint and self._last_step <= step_of(checkpoint):
             return self._already_done(checkpoint)
         self._start_afresh()
@@ -169,7 +172,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             shutil.rmtree(self.folder / checkpointing.WRITING, ignore_errors=True)
             inside = checkpoint is not None and checkpoint.parent.resolve() == self.folder.resolve()
             moved = checkpointing.set_aside(self.folder, step_of(checkpoint) if checkpoint and inside else -1)
-            if moved and checkpoints(moved):
+            if moved:
                 what = "of later steps" if inside else "of an earlier run"
                 output.say(f"checkpoints {what} are now in {self.shown(moved)}")
         self.accelerator.wait_for_everyone()
@@ -200,7 +203,11 @@ class ResumableTrainer(checkpointing.SavingTrainer):
         output.say(f"{self.shown(folder)} is at the last step or later: nothing left to train")
         self.state = TrainerState.load_from_json(str(folder / STATE))
         if self.args.load_best_model_at_end and (best := self.state.best_model_checkpoint):
-            folder = folder.with_name(Path(best).name)  # its path is that of before the run's folder was moved
+            beside = folder.with_name(Path(best).name)  # its path may be that of before the run's folder was moved
+            places = [place for place in (beside, Path(best)) if place.is_dir()]
+            if not places:
+                output.warn(f"The best checkpoint, {self.shown(Path(best))}, is gone: the last one is loaded.")
+            folder = places[0] if places else folder
         self._load_from_checkpoint(str(folder))
         return TrainOutput(self.state.global_step, 0.0, {})
 

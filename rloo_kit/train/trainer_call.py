@@ -42,7 +42,7 @@ def completed(given: Arguments) -> Arguments:
     """The trainer's arguments as TRL takes them, by today's names; an error names the first that is wrong."""
     given = todays(given, set(ARGUMENTS), "RLOOTrainer", TRAINER_OLD)
     if isinstance(policy := given.get("model"), Policy):
-        given["model"] = policy.model
+        given = {"processing_class": policy.tokenizer, **given, "model": policy.model}
     # Not by the model's name, as TRL has it: the policy's tokenizer has its thinking in the chat template.
     given.setdefault("processing_class", getattr(given.get("model"), "_saved_temp_tokenizer", None))
     given["args"] = given.get("args") or config.RLOOConfig()

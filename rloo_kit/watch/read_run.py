@@ -47,7 +47,7 @@ class Run(NamedTuple):
 def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = None) -> Run:
     """Read a run; errors name the ``caller``.  ``judges`` adds to what a trainer's reward functions say themselves.
 
-    The state is in the run's folder once training has ended, and in its checkpoints: the latest is read.
+    The state is in the folder of the kit's runs once training has ended, and in checkpoints: the latest is read.
     """
     history: Any = source
     folder, where, settings = None, caller, None
@@ -56,7 +56,9 @@ def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = 
         folder = place if place.is_dir() else place.parent
         whole = (path for path in reversed(checkpoints(folder)) if saved_step(path) == step_of(path))
         newest = next(whole, folder)
-        latest = max((folder, newest), key=lambda path: saved_step(path) or 0)
+        # Of another's run checkpoints may be an earlier run's, which only the kit sets aside.
+        places = (folder, newest) if (folder / RECIPE).is_file() or not (folder / STATE).is_file() else (folder,)
+        latest = max(places, key=lambda path: saved_step(path) or 0)
         file = latest / STATE if place.is_dir() else place
         try:
             history = json.loads(file.read_text(encoding="utf-8-sig"))["log_history"]

@@ -89,6 +89,9 @@ def test_a_whole_save_and_what_is_trained_on_it_are_asked_as_the_policy_was(on_m
         assert (loaded.form, loaded.four_bit, loaded.license) == ("whole", True, "apache-2.0"), folder
         assert loaded.name not in CATALOGUE, "its weights are its own"
         assert str(tmp_path) not in repr(rloo_kit.plan(folder)), "places of this machine are private"
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "vocab_size": 152_000}))
+    assert rloo_kit.plan(base).model.checkpoint.vocabulary == 152_000, "its user has added tokens"
 
 
 def test_a_policys_own_base_is_never_replaced(on_merged, tmp_path):

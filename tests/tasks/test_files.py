@@ -104,6 +104,13 @@ def test_what_pandas_wrote_as_nan_is_missing(tmp_path):
     assert set(task.train["topic"]) == {"sums", None}
 
 
+def test_a_column_is_of_one_type_in_the_rows_that_are_used(write):
+    rows = [{**row, "level": n, "problem": "" if n else 0} for n, row in enumerate(SUMS)]
+    with pytest.warns(UserWarning, match="1 without a usable"):
+        task = tasks.from_file(write([*rows, {"question": "", "answer": "1", "level": "header"}], "mine.jsonl"))
+    assert set(task.train["level"]) < set(range(40))
+
+
 def test_text_in_a_csv_stays_as_it_is_written(write):
     rows = [{"question": f"Which code {n}?", "answer": f"00{n}"} for n in range(20)]
     task = tasks.from_file(write(rows), kind="exact")
@@ -146,6 +153,7 @@ ERRORS = [
     ("utf16.csv", {}, "save it in UTF-8"),
     ("commas.csv", {}, r"loss of data[\s\S]*quotes round texts with commas"),
     ("mixed.jsonl", {}, "the column 'level' holds values of several types"),
+    ("huge.jsonl", {}, "the column 'level' holds"),
 ]
 
 
@@ -156,7 +164,9 @@ def test_what_cannot_be_a_task_is_an_error_that_says_what_can(name, settings, sa
     (tmp_path / "half.jsonl").write_text('{"question": "a", "answer": 1}\n{"question":')
     (tmp_path / "utf16.csv").write_text("question,answer\na,1\n", encoding="utf-16")
     (tmp_path / "commas.csv").write_text("question,answer\nTom has 7, buys 8: how many?,15\nAnn has 1, 2?,3\n")
-    (tmp_path / "mixed.jsonl").write_text('{"question": "a", "answer": 1, "level": 1}\n{"level": "hard"}')
+    mixed = '{{"question": "{n}", "answer": 1, "level": {value}}}\n'.format
+    (tmp_path / "mixed.jsonl").write_text(mixed(n=1, value=1) + mixed(n=2, value='"hard"'))
+    (tmp_path / "huge.jsonl").write_text(mixed(n=1, value=10**25) + mixed(n=2, value=2))
     with pytest.raises((DatasetError, ConfigError), match=says) as caught:
         tasks.from_file(tmp_path / name, **settings)
     assert len(str(caught.value).splitlines()) == 3

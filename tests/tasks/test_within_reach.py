@@ -54,6 +54,10 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+def lines_of(table):
+    return [json.loads(line) for line in table.read_text().splitlines() if line.endswith("}")]
+
+
 def kept(dataset):
     return [int(answer) for answer in dataset["answer"]]
 
@@ -78,12 +82,14 @@ def test_it_goes_on_where_it_was_interrupted_with_the_same_draws_and_a_look_at_f
     with pytest.raises(KeyboardInterrupt):
         tasks.within_reach(rows, counting(stops=3), right, n=32, folder="part", **HOW)
     with next(Path("part").iterdir()).open("a") as table:
-        table.write('{"prompt": "half a li')
+        table.write('\n{"prompt": "half a li')
     again = counting()
     tasks.within_reach(rows, again, right, n=32, folder="part", **HOW)
     assert again.calls == whole.calls[2:]
     (part,), (table,) = Path("part").iterdir(), Path("whole").iterdir()
-    assert part.read_text() == table.read_text()
+    assert lines_of(part) == lines_of(table)
+    part.write_text(f"{part.read_text()}\n{part.read_text()}")  # by two calls at once
+    tasks.within_reach(rows, counting(stops=1), right, n=32, folder="part", **HOW)
     few = counting()
     tasks.within_reach(rows, few, right, n=32, n_prompts=4, folder="few", low=0, **HOW)
     assert few.calls == whole.calls[:2]
@@ -98,10 +104,10 @@ CHANGED = [{"temperature": 0.9}, {"max_new_tokens": 17}, {"n": 4}]
 def test_other_sampling_has_a_table_of_its_own(changed):
     tasks.within_reach(ROWS, counting(), right, **HOW)
     (table,) = Path("out/within_reach").iterdir()
-    head, *lines = map(json.loads, table.read_text().splitlines())
+    head, *lines = lines_of(table)
     said = {"policy", "weights", "n", "seed", "max_new_tokens", "temperature", "thinking"}
     assert set(head) == said
-    assert [line["completions"].count([[ord(str(k))], True]) for k, line in enumerate(lines)] == list(range(9))
+    assert [line["completions"].count([f"{ord(str(k))}", True]) for k, line in enumerate(lines)] == list(range(9))
     anew = counting()
     tasks.within_reach(ROWS, anew, right, **{**HOW, **changed}, low=0, high=1)
     assert len(anew.calls) > 0

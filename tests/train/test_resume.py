@@ -88,7 +88,9 @@ def test_a_run_of_a_share_of_an_epoch_is_done_at_its_last_step_and_gives_its_bes
     assert again.train(resume_from_checkpoint=True).global_step == 2, "0.05 of 32 steps"
     assert again.state.best_global_step == 1
     assert same(trained(best["model"].model), at_best)
-    again._load_from_checkpoint(str(again.folder / "checkpoint-2"))
+    (again.folder / "checkpoint-1").rename(again.folder / "moved")
+    with pytest.warns(UserWarning, match=r"best checkpoint, .*checkpoint-1, is gone"):
+        again.train(resume_from_checkpoint=True)
     assert not same(trained(best["model"].model), at_best), "the last ones are others"
 
 

@@ -118,6 +118,18 @@ def test_a_trainer_is_refused_once_a_later_one_has_changed_the_reference_of_its_
         same.evaluate()
 
 
+def test_a_run_that_is_resumed_has_its_own_reference_again_whatever_was_built_since(make_trainer):
+    first = make_trainer(
+        random_rewards, beta=0.05, max_steps=2, save_strategy="steps", save_steps=1, learning_rate=1e-2
+    )
+    first.train()
+    make_trainer(random_rewards, beta=0.05)
+    with pytest.raises(ConfigError, match="another reference"):
+        first.train()
+    first.train(resume_from_checkpoint=first.folder / "checkpoint-1")
+    assert first.state.global_step == 2
+
+
 def test_a_plain_trl_config_means_what_it_means_in_trl(make_trainer, tmp_path):
     small = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 8}
     args = trl.RLOOConfig(output_dir=str(tmp_path), bf16=False, beta=0.0, max_steps=1, **small)

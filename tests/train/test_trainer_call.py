@@ -1,5 +1,6 @@
 """Several processes and vLLM: what would go on in silence with something else is refused; precision stays."""
 
+import copy
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +85,9 @@ def test_a_model_alone_is_trained_with_its_policys_tokenizer_and_so_with_its_thi
     policy = rloo_kit.load_policy("tiny", thinking=thinking)
     assert make_trainer(model=policy.model).processing_class is policy.tokenizer
     assert make_trainer(model=policy.model)._budget == budget_of(policy.tokenizer)
+    other = copy.deepcopy(policy.tokenizer)
+    assert rloo_kit.Policy(policy.model, other).tokenizer is other
+    assert make_trainer(model=policy).processing_class is policy.tokenizer
 
 
 def test_a_model_that_is_only_named_is_left_to_trl(make_trainer):

@@ -7,7 +7,7 @@ import pytest
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
-from rloo_kit.watch.read_run import MANIFEST, read_run
+from rloo_kit.watch.read_run import MANIFEST, RECIPE, read_run
 from tests.watch.logs import LOG, history, trainer_of
 
 
@@ -38,9 +38,13 @@ def test_of_a_stock_run_the_newest_readable_checkpoint_is_read(tmp_path):
     assert read(tmp_path / "checkpoint-5") == (LOG[:5], tmp_path / "checkpoint-5")
     (tmp_path / "checkpoint-10" / "trainer_state.json").write_text('{"global_step": 10, "log_his')  # cut off
     assert read(tmp_path) == (LOG[:5], tmp_path)
+    (tmp_path / RECIPE).touch()
     for ended, latest in ((3, 5), (7, 7)):  # a run that was killed in its second part, and one that has ended
         (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": ended, "log_history": LOG[:ended]}))
         assert read(tmp_path) == (LOG[:latest], tmp_path)
+    (tmp_path / RECIPE).unlink()  # plain TRL leaves an earlier run's checkpoints where they are
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 3, "log_history": LOG[:3]}))
+    assert read(tmp_path) == (LOG[:3], tmp_path)
 
 
 WRONG = {
