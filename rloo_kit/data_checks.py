@@ -197,5 +197,13 @@ def reward_columns(dataset: Dataset | IterableDataset) -> list[str] | None:
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The same names, numbered from their second occurrence on: right, right_2."""
-    return [name if (n := names[: i + 1].count(name)) == 1 else f"{name}_{n}" for i, name in enumerate(names)]
+    """The same names, each once.
+
+    >>> distinct(["right", "right", "right_2"])
+    ['right', 'right_2', 'right_2_2']
+    """
+    given: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{n}" for n in itertools.count(2))
+        given.append(next(one for one in itertools.chain([name], numbered) if one not in given))
+    return given

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from rewards.answers import answer_reward, instruction
 from rewards.provenance import Call, recorded
 from rewards.thinking import QWEN3
+from rloo_kit import argument_types
 from rloo_kit.errors import DatasetError
 from rloo_kit.tasks.within_reach import within_reach
 
@@ -129,8 +130,10 @@ def draw(
 
     Raises:
         DatasetError: there are fewer than n, or n is not positive.
+        ConfigError: n is no number.
     """
     side, usual = ("held_out", N_HELD_OUT) if held_out else ("train", N_TRAIN)
+    argument_types.check({f"n_{side}": n}, {f"n_{side}": int | None}, "tasks")
     rng, misses = random.Random(stream.format(held_out=held_out, side=side)), 0
     drawn: dict[str, Problem] = {}
     while len(drawn) < (usual if n is None else n) and misses < EXHAUSTED:

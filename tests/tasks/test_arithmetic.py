@@ -29,6 +29,8 @@ def test_a_size_or_a_level_that_cannot_be_had_is_an_error_that_says_which_there_
     for sizes, says in (((2034, 1), "only 2033 train"), ((1, 468), "only 467 held_out"), ((1, 0), "at least 1")):
         with pytest.raises(DatasetError, match=says):
             tasks.addition(*sizes)
+    with pytest.raises(ConfigError, match="n_train"):
+        tasks.addition(n_train="5")
     for level in ("hard", "auto"):  # which needs a policy
         with pytest.raises(ConfigError, match=rf"level={level!r}[\s\S]*from 1 to 7"):
             tasks.arithmetic(level)
