@@ -126,8 +126,9 @@ def check_rendered(
         return
     for index, prompt in enumerate(prompts[:16]):
         last, what = prompt[-1], ""
+        said = str(last.get("content") or "").rpartition(CLOSE)[2]  # a template spaces a thought as it likes
         try:
-            if str(last.get("content") or "").strip()[:40] not in tokenizer.apply_chat_template(prompt, **how):
+            if said.strip()[:40] not in tokenizer.apply_chat_template(prompt, **how):
                 what = f"leaves out the prompt's last message, of role {last.get('role')!r}"
         except Exception as error:  # a template raises what it likes
             what = f"cannot render a prompt: {error}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from rewards.trl_interface import Reward
-    from rloo_kit.policy.policy import Policy
+    from rloo_kit.policy.policy import Completion, Policy
 
 CHUNK = 64  # completions sampled, kept and graded at a time
 STRIDE = 101  # of so many weights one is looked at, to tell policies apart: an update moves them all
@@ -99,8 +99,6 @@ def _solved(
     policy: Policy, reward: Reward, rows: list[Row], path: Path, head: Row, sampling: Row
 ) -> tuple[list[int], float]:
     """How often each row is solved, and the share that was cut; what the table lacks is sampled, and put into it."""
-    from rloo_kit.policy.policy import Completion  # which imports torch
-
     ids = policy.tokenize([row["prompt"] for row in rows], **(sampling.get("chat_template_kwargs") or {}))
     keys, n, table = list(map(_hashed, ids)), head["n"], _read(path)
     if (set(keys) - table.keys()) and multi_process.process_count() > 1:
@@ -119,15 +117,21 @@ def _solved(
             if start * 10 // len(rows) < (start + size) * 10 // len(rows):
                 output.say(f"within reach: {min(start + size, len(rows))} of {len(rows)} prompts sampled")
         completions = [
-            Completion(row["prompt"], policy.tokenizer.decode(ids, skip_special_tokens=True), ids, finished)
+            _completion(policy, row["prompt"], *drawn)
             for key, row in zip(keys[part], rows[part], strict=True)
-            for text, finished in table[key]["completions"]
-            for ids in [tuple(map(int, text.split()))]
+            for drawn in table[key]["completions"]
         ]
         right = solved(reward, [row for row in rows[part] for _ in range(n)], completions)
         counts += [right[i : i + n].count(True) for i in range(0, len(right), n)]
         cut += sum(not completion.finished for completion in completions)
     return counts, cut / n / len(rows)
+
+
+def _completion(policy: Policy, prompt: Any, numbers: str, finished: bool) -> Completion:
+    from rloo_kit.policy.policy import Completion  # which imports torch
+
+    ids = tuple(map(int, numbers.split()))
+    return Completion(prompt, policy.tokenizer.decode(ids, skip_special_tokens=True), ids, finished)
 
 
 def _read(path: Path) -> dict[str, Row]:

@@ -132,6 +132,8 @@ def test_the_tiny_policy_is_measured_on_its_held_out_problems(task, policy):
     unknown = [{"prompt": [{"role": "human", "content": "1 + 1?"}], "answer": "2"}]
     with pytest.raises(DatasetError, match=r"leaves out the prompt's last message, of role 'human'"):
         evaluate(policy, unknown)
+    begun = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "<think>Two.</think>It is"}]
+    assert evaluate(policy, [{"prompt": begun, "answer": "2"}], max_new_tokens=2).truncated == 1.0
 
 
 def test_answers_are_graded_by_answer_reward_and_rows_that_it_cannot_judge_are_not_counted():
