@@ -108,13 +108,12 @@ class Seconds:
 
 
 def spelled(seconds: Range) -> str:
-    """A range in minutes, below one in seconds.
+    """A range in seconds, minutes or hours.
 
-    >>> spelled((31.0, 250.0)), spelled((905.0, 4500.0)), spelled((5.25, 45.0))
-    ('0.5 to 4.2 min', '15 to 75 min', '5 to 45 s')
+    >>> spelled((31.0, 250.0)), spelled((905.0, 4500.0)), spelled((5.25, 45.0)), spelled((6500.0, 19000.0))
+    ('0.5 to 4.2 min', '15 to 75 min', '5 to 45 s', '1.8 to 5.3 h')
     """
     low, high = seconds
-    if high < 60:
-        return f"{low:.0f} to {high:.0f} s"
-    digits = 1 if high < 600 else 0
-    return f"{low / 60:,.{digits}f} to {high / 60:,.{digits}f} min"
+    unit, name = (1, "s") if high < 60 else (60, "min") if high < 7200 else (3600, "h")
+    digits = int(name == "h" or 60 <= high < 600)
+    return f"{low / unit:.{digits}f} to {high / unit:.{digits}f} {name}"

@@ -44,7 +44,7 @@ def chosen(
 
 def first_run(card: str | float | Device | None = None, load_in_4bit: bool = True) -> tuple[str, bool | None]:
     """The checkpoint for a first run on a card, and its ``thinking``: an instruct model where it fits, else a smaller
-    one that does not think; a hybrid Qwen3's thoughts are too long, and a truncated completion counts as wrong."""
+    one that does not think; a hybrid Qwen3's thoughts are too long: its completions would be cut before the answer."""
     planned = plan("qwen3-4b-instruct", card=card, load_in_4bit=load_in_4bit)
     planned = planned.with_settings(max_completion_length=FIT_COMPLETION_TOKENS)
     is_whole = planned.sampled_rows == planned.settings.batch_rows

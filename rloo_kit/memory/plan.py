@@ -179,7 +179,7 @@ class Plan:
     def _notes(self) -> Iterator[str]:
         s, offloaded = self.settings, Step(self.model, self.settings).offloaded
         yield "* an estimate" + ("; no figure has been measured on a consumer card" if s.on_gpu else "")
-        yield from self._times() if s.on_gpu else ["activations on a CPU are taken to be a GPU's"]
+        yield from self._times() if s.on_gpu else ["activations on a CPU are estimated as a GPU's"]
         if offloaded:
             yield f"{offloaded / GIB:.2f} GiB of activations go to the computer's own memory"
         if self.sliced:

@@ -60,7 +60,7 @@ def _number(rng: random.Random, digits: int) -> int:
 
 MIXED = "{} * {} + {} * {} - {} * {}"
 
-# From what the bundled tiny Qwen3 can learn to what a thinking Qwen3-14B gets wrong.
+# From what the bundled tiny Qwen3 can learn to products that a large model may get wrong.
 LEVELS: dict[int, Level] = {
     1: Level("a + b, both under 50", lambda rng: sum_of(rng.randrange(50), rng.randrange(50))),
     2: Level("four three-digit numbers, added and subtracted", _long_sum),

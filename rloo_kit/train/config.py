@@ -59,10 +59,10 @@ class RLOOConfig(Base):
             and TRL); "loss" adds beta x KL per token to the loss (GRPO).
         kl_estimator: "k1", "k2" or "k3"; None is k1 in the reward, as in TRL, and k2 in the loss, where its
             gradient is that of each token's KL divergence.
-        loss_aggregation: "seq-mean-token-sum" (TRL's RLOO, with one ratio per completion), and with a ratio
-            per token "seq-mean-token-mean" (GRPO), "token-mean" (DAPO) and "seq-mean-token-sum-norm" (Dr. GRPO).
+        loss_aggregation: "seq-mean-token-sum" (TRL's RLOO), "seq-mean-token-mean" (GRPO), "token-mean" (DAPO) or
+            "seq-mean-token-sum-norm" (Dr. GRPO).
         importance_sampling_level: a ratio for each "token" (GRPO), or for each "sequence", normalised by its length
-            (GSPO). None: what the aggregation takes.
+            (GSPO). None: one per completion, as TRL's RLOO, for "seq-mean-token-sum", else one per token.
         use_bias_correction_kl: multiply a KL term in the loss by the ratio, as TRL's GRPO does: the expected
             gradient of k3 is then that of each token's KL(policy || reference).
 
