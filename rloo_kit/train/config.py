@@ -79,7 +79,7 @@ class RLOOConfig(Base):
             many as the memory plan says fit.  Where memory runs out all the same it is halved for the rest of the run.
 
     Added, to see and to be safe:
-        progress: print a line per step.  False prints only what goes wrong, and draws nothing.
+        progress: print a line per step that samples.  False prints only what goes wrong, and draws nothing.
         live_plot: in a notebook, draw the run above its lines while it trains.
         metric_for_best_model: "eval_reward" where the best checkpoint is asked for, since the loss reads about 0.
         on_unhealthy: "warn" prints what is wrong and the setting to change (:mod:`rloo_kit.watch`), "stop" also saves a

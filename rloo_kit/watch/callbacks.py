@@ -101,9 +101,6 @@ def header(max_steps: int = 0) -> str:
 def line(step: int, max_steps: int, logs: Logs, seconds_left: float | None) -> str:
     """One step's figures, as wide as :func:`header`; a dash where there is no figure."""
     cells = [f"{_figure(logs.get(metric), width, style):>{width}}" for _, metric, width, style in COLUMNS]
-    if "reward" not in logs:  # nothing was sampled for it
-        later = (" " * len(cell) if cell.strip() == "-" else cell for cell in cells[3:])
-        cells = ["  same batch again".ljust(len("".join(cells[:3]))), *later]
     left = "-" if seconds_left is None else clock(seconds_left)
     return f"{f'{step}/{max_steps}':>{_step_width(max_steps)}}{''.join(cells)}{left:>8}"
 
@@ -129,7 +126,7 @@ def evaluation_line(step: int, logs: Logs) -> str:
 
 
 class ProgressCallback(TrainerCallback):
-    """Prints :func:`header` once, a :func:`line` per training log and one per evaluation, on the main process."""
+    """Prints :func:`header` once, a :func:`line` per generation batch and one per evaluation, on the main process."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._started, self._first_step = time.monotonic(), state.global_step
@@ -137,12 +134,12 @@ class ProgressCallback(TrainerCallback):
             output.say(header(state.max_steps))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Print a line for a step, also for one that trains again on a batch and has no reward; none for the end."""
+        """Print a line for a step that sampled, or an evaluation; none for the end."""
         if not state.is_world_process_zero or not logs:
             return
         if "eval_reward" in logs:
             output.say(evaluation_line(state.global_step, logs))
-        if "reward" in logs or "loss" in logs:
+        if "reward" in logs:
             done, to_do = state.global_step - self._first_step, max(0, state.max_steps - state.global_step)
             left = (time.monotonic() - self._started) / done * to_do if done else None
             output.say(line(state.global_step, state.max_steps, logs, left))
