@@ -6,15 +6,12 @@ Two evaluations that were not measured alike are refused: their difference would
 from __future__ import annotations
 
 import html
-import json
 import re
 import textwrap
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rewards.text import question
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
@@ -22,12 +19,14 @@ from rloo_kit import argument_types
 from rloo_kit.argument_types import Natural
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.evaluation.evaluate import Evaluation
-from rloo_kit.evaluation.intervals import Interval, bootstrap
+from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt
 from rloo_kit.models import EOS_TEXTS
+from rloo_kit.session.output import shortened
 
 if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion, Prompt
 
+FIGURES = ("rewards", "correct", "correct_with_room")
 CELL = "text-align:left;vertical-align:top;white-space:pre-wrap;overflow-wrap:anywhere"
 
 
@@ -116,7 +115,7 @@ class Comparison:
             change = "" if pair.change is None else f" ({pair.change:+.3f})"
             before = self._side("before", pair.rewards[0], pair.correct[0], "", pair.before)
             after = self._side("after", pair.rewards[1], pair.correct[1], change, pair.after)
-            yield _shortened(question(pair.prompt), self.chars), before, after
+            yield shortened(question(pair.prompt), self.chars), before, after
 
     def _side(self, name: str, reward: float | None, right: bool | None, change: str, completion: Completion) -> str:
         judged = "no reward" if right is None else "right" if right else "wrong"
@@ -148,10 +147,9 @@ def compare(
     argument_types.check({"n": n, "chars": chars}, {"n": Natural, "chars": Natural}, "compare")
     _check_settings(before, after)
     found = _paired(before, after)
-    found.sort(key=lambda pair: (-abs(pair.change or 0.0), pair.before.ids == pair.after.ids))
-    figures = ("rewards", "correct", "correct_with_room")
-    reward, accuracy, with_room = (_mean_change(found, name) for name in figures)
-    found.sort(key=lambda pair: -abs(_rise(pair)))
+    by_name = ([_difference(*getattr(pair, name)) for pair in found] for name in FIGURES)
+    reward, accuracy, with_room = (bootstrap(means_by_prompt(changes, before.samples)) for changes in by_name)
+    found.sort(key=lambda pair: (-abs(_rise(pair)), pair.before.ids == pair.after.ids))
     rises, falls = ([pair for pair in found if _rise(pair) * sign > 0] for sign in (1, -1))
     pairs = [pair for both in zip_longest(rises, falls) for pair in both if pair]
     pairs += [pair for pair in found if not _rise(pair)]
@@ -177,44 +175,16 @@ def _check_settings(before: Evaluation, after: Evaluation) -> None:
 
 
 def _paired(before: Evaluation, after: Evaluation) -> list[Pair]:
-    old, new = _numbered(before), _numbered(after)
-    if old.keys() != new.keys():
+    old, new = ([completion.prompt for completion in of.completions] for of in (before, after))
+    if old != new:
         raise DatasetError(
-            "the two evaluations are not of the same prompts",
-            where=f"compare, {len(old)} completions before, {len(new)} after, {len(old.keys() & new)} in both",
+            "the two evaluations are not of the same prompts in the same order",
+            where=f"compare, {len(old)} completions before, {len(new)} after",
             todo="evaluate the same rows before and after training, such as task.held_out with the same n",
         )
-    pairs = []
-    for key in old:
-        completions, *figures = zip(old[key], new[key], strict=True)
-        pairs.append(Pair(completions[0].prompt, *completions, *figures))
-    return pairs
-
-
-def _numbered(evaluation: Evaluation) -> dict[tuple[str, int], Any]:
-    """Prompt and number of a completion of it -> the completion, its reward, whether it is right, and with room."""
-    unknown = (None,) * len(evaluation.completions)
-    right = evaluation.correct or unknown, evaluation.correct_with_room or unknown
-    counts: Counter[str] = Counter()
-    numbered = {}
-    for row in zip(evaluation.completions, evaluation.rewards, *right, strict=True):
-        prompt = _key(row[0].prompt)
-        numbered[prompt, counts[prompt]] = row
-        counts[prompt] += 1
-    return numbered
-
-
-def _mean_change(pairs: list[Pair], name: str) -> Interval | None:
-    """Each prompt's mean counts as one value."""
-    by_prompt: defaultdict[str, list[float]] = defaultdict(list)
-    for pair in pairs:
-        if (change := _difference(*getattr(pair, name))) is not None:
-            by_prompt[_key(pair.prompt)].append(change)
-    return bootstrap([fmean(group) for group in by_prompt.values()])
-
-
-def _key(prompt: Prompt) -> str:
-    return json.dumps(prompt, sort_keys=True, default=str)
+    unknown, names = (None,) * len(old), ("completions", *FIGURES)
+    columns = [zip(*(getattr(of, name) or unknown for of in (before, after)), strict=True) for name in names]
+    return [Pair(prompt, *both, *figures) for prompt, both, *figures in zip(old, *columns, strict=True)]
 
 
 def marked(completion: Completion, tokens: ThinkTokens = QWEN3, chars: int = 600) -> str:
@@ -225,19 +195,11 @@ def marked(completion: Completion, tokens: ThinkTokens = QWEN3, chars: int = 600
     tags = {OPEN: tokens.open_id, CLOSE: tokens.close_id}
     real = [tag for tag, token in tags.items() if completion.text.count(tag) == completion.ids.count(token)]
     parts = re.split(f"({'|'.join(real)})", completion.text) if real else [completion.text]
-    text = "".join(f"«{part}»" if part in real else _shortened(part, chars) for part in parts)
+    text = "".join(f"«{part}»" if part in real else shortened(part, chars) for part in parts)
     if not completion.finished:
         return f"{text} [cut at {len(completion.ids)} tokens]"
     last = completion.ids[-1] if completion.ids else -1
     return text + (f"«{EOS_TEXTS[last]}»" if last in EOS_TEXTS and last in tokens.eos_ids else " [end]")
-
-
-def _shortened(text: str, chars: int) -> str:
-    """The beginning and the end of a long text: an answer stands at its end."""
-    if len(text) <= chars:
-        return text
-    half = chars // 2
-    return f"{text[:half]} … {len(text) - 2 * half} characters … {text[len(text) - half :]}"
 
 
 def _printable(text: str) -> str:

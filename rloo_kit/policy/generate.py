@@ -48,45 +48,6 @@ def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def one_prefill_a_prompt(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> Iterator[None]:
-    """While inside, the first of unsloth's forward passes on a GPU computes each distinct prompt once; its logits and
-    cache, which unsloth copies into buffers of its own, are then repeated.  On a CPU :func:`decode` does so."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    first, prompt = _distinct(ids, mask)
-    of_unsloth = type(base).forward.__module__.startswith("unsloth.models.")
-    if ids.device.type == "cpu" or not of_unsloth or len(first) == len(ids):
-        yield
-        return
-
-    def before(module: torch.nn.Module, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        hooks[0].remove()
-        by_row = {name: given.get(name) for name in ("input_ids", "attention_mask", "position_ids")}
-        if by_row["input_ids"] is None or len(by_row["input_ids"]) != len(ids) or not given.get("use_cache"):
-            hooks[1].remove()
-            return None
-        cut = {n: x[first.to(x.device)] for n, x in by_row.items() if x is not None and len(x) == len(ids)}
-        return args, given | cut
-
-    def after(module: torch.nn.Module, args: Any, given: dict[str, Any], output: Any) -> Any:
-        hooks[1].remove()
-
-        def repeated(rows: torch.Tensor) -> torch.Tensor:
-            return rows[prompt.to(rows.device)]
-
-        output.logits = repeated(output.logits)
-        output.past_key_values = tuple((repeated(keys), repeated(values)) for keys, values in output.past_key_values)
-        return output
-
-    hooks = [base.register_forward_pre_hook(before, with_kwargs=True)]
-    hooks.append(base.register_forward_hook(after, with_kwargs=True))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
 def decode_graphs(model: torch.nn.Module) -> Iterator[None]:
     """Works around: unsloth replays decoding as CUDA graphs in a trainer's generate alone.  While inside it does so
     here too, and their buffers go afterwards.  UNSLOTH_DECODE_CUDA_GRAPHS=0 still switches them off."""
@@ -258,10 +219,7 @@ class SlicedGenerate:
             ids, mask = input_ids[rows, -width:], attention_mask[rows, -width:]
             try:
                 held = self.in_16_bit and len(rows) > four_bit_rows()
-                with (
-                    sampling_weights.in_16_bit(self.model) if held else nullcontext(),
-                    one_prefill_a_prompt(self.model, ids, mask) if self.fast else nullcontext(),
-                ):
+                with sampling_weights.in_16_bit(self.model) if held else nullcontext():
                     texts = self._generate(input_ids=ids, attention_mask=mask, **how)
             except (RuntimeError, MemoryError) as error:
                 halves = self.halves and len(rows) > 1

@@ -1,20 +1,17 @@
-"""Output in a notebook or a terminal: tables and figures, the output of a cell that trains, warnings, dropped lines.
+"""Output in a notebook or a terminal: tables and figures, lines and warnings, and what is dropped.
 
 It loads IPython in a notebook only, and matplotlib for a figure only.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
-import html
 import io
 import logging
 import os
 import re
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from rloo_kit.session import multi_process
 
 if TYPE_CHECKING:
-    from IPython.core.display_functions import DisplayHandle
     from IPython.core.interactiveshell import InteractiveShell
     from matplotlib.figure import Figure
 
@@ -46,7 +42,8 @@ def scale_of(size: int) -> tuple[int, str]:
 
 def shortened(name: str, width: int = 26) -> str:
     """A name in at most so many characters: its beginning and its end."""
-    return name if len(name) <= width else name[: width // 2 - 1] + "…" + name[-(width - width // 2) :]
+    half = width // 2
+    return name if len(name) <= width else name[: max(0, half - 1)] + "…" + name[len(name) - width + half :]
 
 
 def text_table(rows: Sequence[Sequence[str]], total: bool = False) -> str:
@@ -75,76 +72,10 @@ def shown_figure(caption: str, text: Callable[[], str], **how: Any) -> Figure:
     return figure
 
 
-FIRST, LAST = 10, 300  # lines that are shown of more: each update sends them all
-LEAST_SECONDS = 0.3  # between two updates with a picture: a Jupyter server drops what is above 1 MB/s
-
-
-class Output:
-    """A picture above lines, redrawn in place: a stored notebook would keep each print as an output of its own."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.picture = ""
-        self._handle: DisplayHandle | None = None
-        self._next_update = 0.0
-
-    def add(self, text: str) -> None:
-        self.lines += text.split("\n")
-        if not self.picture or time.monotonic() >= self._next_update:
-            self.update()
-
-    def update(self) -> None:
-        between = len(self.lines) - FIRST - LAST
-        cut = [*self.lines[:FIRST], f"... {between} lines ...", *self.lines[-LAST:]]
-        text = "\n".join(cut if between > 0 else self.lines)
-        image = f'<img src="data:image/png;base64,{self.picture}" alt="picture of the run" style="max-width: 100%">'
-        lines = f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
-        bundle = {"text/html": (image if self.picture else "") + lines, "text/plain": text}
-        if self._handle is None:
-            from IPython.display import display
-
-            self._handle = display(bundle, raw=True, display_id=True)
-        else:
-            self._handle.update(bundle, raw=True)
-        self._next_update = time.monotonic() + LEAST_SECONDS
-
-
-_output: Output | None = None
-
-
-@contextlib.contextmanager
-def one_output() -> Iterator[None]:
-    """While inside, what the kit says in a notebook is one output of the running cell."""
-    global _output
-    if _output is not None or not in_notebook():
-        yield
-        return
-    mine = _output = Output()
-    try:
-        yield
-    finally:
-        _output = None
-        if mine.lines or mine.picture:
-            mine.update()  # with lines that came too soon after others
-
-
 def say(text: object) -> None:
-    """A line of the cell's one output, printed where there is none; on the main process of several alone."""
-    if _output is not None:
-        _output.add(str(text))
-    elif multi_process.is_main():
+    """Print a line; on the main process of several alone."""
+    if multi_process.is_main():
         print(text, flush=True)
-
-
-def shows_pictures() -> bool:
-    return _output is not None
-
-
-def show(png: bytes) -> None:
-    """Put a picture above the lines, in place of the last one; nowhere but in a notebook."""
-    if _output is not None:
-        _output.picture = base64.b64encode(png).decode()
-        _output.update()
 
 
 def warn(message: str, category: type[Warning] = UserWarning, *, main_alone: bool = True) -> None:

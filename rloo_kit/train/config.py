@@ -73,8 +73,8 @@ class RLOOConfig(Base):
             so that the update stays the same.  True drops zero-variance groups (all advantages before the KL term are
             0) also where beta is above 0, and with them their KL term.  False trains on all.
         fast_sampling: on a CPU, draw tokens by inverse CDF and stop computing completions that have ended
-            (same distribution, a fraction of the time); on a GPU, read lm_head once a token, compute a prompt once, and
-            for many rows hold 4-bit weights in 16 bit where there is room.
+            (same distribution, a fraction of the time); on a GPU, read lm_head once a token, and for many rows
+            hold 4-bit weights in 16 bit where there is room.
         generation_rows: completions sampled at once, at most; the rest of the batch follows, slice by slice.  None: as
             many as the memory plan says fit.  Where memory runs out all the same it is halved for the rest of the run.
 

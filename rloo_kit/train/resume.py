@@ -80,7 +80,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
         """
         self._take_policy(loads_reference=bool(resume_from_checkpoint))  # before anything is set aside
         alone = checkpointing.run_lock(self.folder) if self.args.should_save else nullcontext()
-        with alone, output.one_output():
+        with alone:
             return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:

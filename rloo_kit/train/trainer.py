@@ -140,10 +140,10 @@ class RLOOTrainer(RolloutTrainer):
     def _set_callbacks(self) -> None:
         self.remove_callback(PrinterCallback)
         self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
+        if self.args.progress and self.args.live_plot:
+            self.add_callback(LivePlot())  # before the lines, to be above them
         if self.args.progress:
             self.add_callback(ProgressCallback())
-        if self.args.progress and self.args.live_plot:
-            self.add_callback(LivePlot())
         handler = HANDLERS.get(self.args.on_unhealthy, self.args.on_unhealthy)
         self.add_callback(HealthCallback(handler, judged_by(self.reward_funcs, self.reward_func_names)))
         self.add_callback(Updates(self))

@@ -156,7 +156,11 @@ class LivePlot(TrainerCallback):
         self.seconds, self._draws, self._next = seconds, False, 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._draws, self._next = state.is_world_process_zero and output.shows_pictures(), 0.0
+        self._draws, self._next = state.is_world_process_zero and output.in_notebook(), 0.0
+        if self._draws:
+            from IPython.display import display
+
+            self._handle = display({"text/plain": ""}, raw=True, display_id=True)  # above the lines
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if logs and "reward" in logs and time.monotonic() >= self._next:
@@ -172,7 +176,8 @@ class LivePlot(TrainerCallback):
             return
         try:
             figure = plots.draw(state.log_history, Known.of(args))
-            output.show(figure._repr_png_())  # type: ignore[attr-defined]
+            shown = {"image/png": figure._repr_png_(), "text/plain": plots.CAPTION}  # type: ignore[attr-defined]
+            self._handle.update(shown, raw=True)
             if save_to:
                 plots.save(figure, save_to)
         except Exception as error:  # hours of training are worth more than their picture

@@ -67,8 +67,6 @@ def test_steps_train_resume_train_again_and_are_saved_and_released(said):
     assert facts["again"] == 1
     assert facts["dead where all is cut"] == 1.0
     assert "nan" not in facts["evaluated"].lower()
-    assert facts["prefilled"] == [2, 2], "prompts, of six rows and of two"
-    assert facts["shared"], "the most probable tokens are those of each prompt alone"
     assert facts["reloaded"]
     assert facts["left, MiB"] < 1
 

@@ -21,12 +21,12 @@ class Notebook:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.pictures: list[Any] = []
-        monkeypatch.setattr(callbacks.output, "shows_pictures", lambda: True)
-        monkeypatch.setattr(callbacks.output, "show", self.show)
+        monkeypatch.setattr(callbacks.output, "in_notebook", lambda: True)
+        monkeypatch.setattr("IPython.display.display", lambda *_, **__: SimpleNamespace(update=self.show))
         monkeypatch.setattr(callbacks.time, "monotonic", lambda: self.now)
 
-    def show(self, picture: Any) -> None:
-        self.pictures.append(picture)
+    def show(self, shown: Any, raw: bool) -> None:
+        self.pictures.append(shown["image/png"])
 
     def second(self) -> None:
         self.now += 1

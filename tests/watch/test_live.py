@@ -36,7 +36,7 @@ def test_one_figure_is_shown_then_updated_every_five_seconds_and_saved(notebook,
 
 def test_only_the_main_process_of_a_notebook_draws(notebook, tmp_path, monkeypatch):
     for shown, main in ((True, False), (False, True)):
-        monkeypatch.setattr(callbacks.output, "shows_pictures", lambda shown=shown: shown)
+        monkeypatch.setattr(callbacks.output, "in_notebook", lambda shown=shown: shown)
         play(callbacks.LivePlot(), [step(1)], main, output_dir=str(tmp_path))
         assert (notebook.pictures, list(tmp_path.iterdir())) == ([], []), (shown, main)
 
