@@ -180,7 +180,7 @@ def find(name: str) -> Checkpoint | None:
 def is_folder(name: str, folder: Path) -> bool:
     """Whether a name means this folder: one of the catalogue does so only where the folder holds a policy."""
     holds = any((folder / file).is_file() for file in ("config.json", "adapter_config.json"))
-    return folder.is_dir() and (holds or find(name) is None)
+    return name != "" and folder.is_dir() and (holds or find(name) is None)
 
 
 MADE_HERE = {"tiny-qwen3": "tiny", "smollm2-135m": "smollm2-135m"}

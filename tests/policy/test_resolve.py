@@ -176,5 +176,6 @@ def test_a_base_is_named_so_that_it_is_found_later(tmp_path, monkeypatch):
     assert lasting_name(str(snapshot)) == "unsloth/Qwen3-4B", "of the hub's cache, which may be cleaned"
     assert lasting_name("mine") == str(tmp_path / "mine"), "whole, wherever a later cell works"
     assert lasting_name("owner/name") == "owner/name"
+    assert lasting_name("") == "", "of a model made by hand"
     (snapshot / "config.json").touch()
     assert resolve(snapshot).checkpoint is CATALOGUE["qwen3-4b"]
