@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import operator
 import types
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
 
 Hint = Any
 """A type as it is written in an annotation."""
-
-INFINITE = "infinity too"
-"""As ``Annotated[float, INFINITE]``: a number that may also be infinite."""
 
 Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
@@ -107,21 +103,7 @@ def _adapter(hint: Hint) -> TypeAdapter[Any]:
     from pydantic import ConfigDict, TypeAdapter
 
     how = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
-    return TypeAdapter(_for_pydantic(hint), config=how)
-
-
-def _for_pydantic(hint: Hint) -> Hint:
-    from pydantic import AllowInfNan
-
-    origin, arguments = get_origin(hint), get_args(hint)
-    if len(parts(hint)) > 1:
-        return functools.reduce(operator.or_, map(_for_pydantic, arguments))
-    if origin is Annotated and INFINITE in arguments:
-        kind, *marks = arguments
-        return Annotated[(kind, AllowInfNan(True), *(mark for mark in marks if mark != INFINITE))]
-    if origin in (list, tuple):
-        return origin[tuple(map(_for_pydantic, arguments))]  # type: ignore[index]
-    return hint
+    return TypeAdapter(hint, config=how)
 
 
 def did_you_mean(name: str, choices: Iterable[str], otherwise: str) -> str:

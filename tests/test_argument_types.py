@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from rloo_kit import argument_types
-from rloo_kit.argument_types import INFINITE, Count, Hint, Positive, Seed, Share
+from rloo_kit.argument_types import Count, Hint, Positive, Seed, Share
 from rloo_kit.errors import ConfigError
+from rloo_kit.train.check_config import INFINITE
 
 # the type; what passes, with what it becomes; what does not
 TYPES: dict[str, tuple[Hint, list[tuple[Any, Any]], list[Any]]] = {

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from annotated_types import Ge, Gt, Interval
+from pydantic import AllowInfNan
 
 from rewards.errors import RewardValueError
 from rloo_kit import advantages, argument_types
-from rloo_kit.argument_types import INFINITE, Count, Hint
+from rloo_kit.argument_types import Count, Hint
 from rloo_kit.errors import ConfigError, RLOOKitError
 from rloo_kit.memory.plan_settings import IDLE
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from rloo_kit.watch.symptoms import Finding
 
     Handler = Callable[[Finding], object]
+
+INFINITE = AllowInfNan(True)
 
 HANDLERS: dict[str, Handler] = {}
 """Functions given as ``on_unhealthy``, by the name under which a configuration keeps them: it is saved with every
