@@ -37,7 +37,7 @@ def parts(text: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.fixture(scope="module", params=PLACES)
+@pytest.fixture(scope="module", params=[CARD, pytest.param("cpu", marks=pytest.mark.long)])
 def said(request, script, tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("user") / "run")
     if request.param == CARD:

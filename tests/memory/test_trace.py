@@ -31,7 +31,7 @@ def test_the_document_of_the_stored_traces_is_up_to_date() -> None:
 
 @pytest.fixture(scope="module")
 def traced_now() -> list[dict[str, Any]]:
-    """Three configurations of three layers, traced in a process of its own."""
+    """Two configurations of three layers, traced in a process of its own."""
     if not (ROOT / ".triton" / "triton").is_dir():
         pytest.skip("make test puts Triton into .triton, on Linux")
     done = python(str(ROOT / "benchmarks" / "plan_on_meta.py"), "--short", PYTHONPATH=str(ROOT))
