@@ -172,7 +172,7 @@ def find(name: str) -> Checkpoint | None:
     for checkpoint in CATALOGUE.values():
         repository = checkpoint.repository.lower()
         ids = {checkpoint.name, repository, repository.replace("unsloth/", "qwen/"), f"{repository}-bnb-4bit"}
-        if name.lower() in ids | {str(checkpoint.four_bit_repository).lower()}:
+        if name.lower() in ids | {(checkpoint.four_bit_repository or repository).lower()}:
             return checkpoint
     return None
 

@@ -32,7 +32,7 @@ def test_the_sizes_are_the_published_ones():
 )
 def test_any_name_of_a_checkpoint_finds_it_and_that_of_something_else_has_neighbours(alias):
     assert find(alias) is CATALOGUE["qwen3-4b-thinking"]
-    assert find("meta-llama/Llama-3.2-1B") is None
+    assert find("meta-llama/Llama-3.2-1B") is find("None") is None
     assert nearest("qwen3-8")[0] == "qwen3-8b"
 
 

@@ -52,11 +52,11 @@ class Seconds:
         size = model.linear_bytes + model.kept_bytes + model.rest_bytes
         seconds, low, high = {"load": (size / DISK[0], size / DISK[1]), "a step": step}, 0.0, 0.0
         for times, asked in s.evaluations:
-            tokens = asked.get("max_new_tokens", s.max_completion_length)
+            tokens = asked.get("max_new_tokens") or s.max_completion_length
             longest = int(tokens * (asked.get("room") or 1))
             cache = self.shape.kv_bytes_per_token * (s.prompt_tokens + longest)
             fitting = asked.get("batch_size") or min(64, free_bytes // 2 // cache)  # as Policy.generate
-            completions = (asked.get("n") or 0) * asked.get("samples", 1)
+            completions = (asked.get("n") or 0) * (asked.get("samples") or 1)
             rows = max(1, min(fitting, completions))
             for_all = times * completions / rows, rows, rows > 1
             low += self._range(*self._sampled(tokens, *for_all))[0]

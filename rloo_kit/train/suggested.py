@@ -148,16 +148,19 @@ def _smaller(base: Plan, given: Settings, tokens: int) -> Iterator[Plan]:
     """Plans, the largest first: smaller micro-batches, then a smaller K, then shorter completions."""
     micro, steps = given.get("per_device_train_batch_size"), given.get("gradient_accumulation_steps")
     halves = () if "max_completion_length" in given else (tokens >> n for n in range(1, tokens.bit_length()))
-    batch, on_gpu = given.get("generation_batch_size"), base.settings.on_gpu
-    by_group = on_gpu and base.settings.num_iterations == 1 and not (micro or steps or batch)
+    batch, per_batch = given.get("generation_batch_size"), given.get("steps_per_generation")
+    by_group = base.settings.on_gpu and base.settings.num_iterations == 1 and not (micro or steps or batch or per_batch)
     for length in (tokens, *(half for half in halves if half >= LEAST_TOKENS)):
         for k in (given["num_generations"],) if "num_generations" in given else GROUPS:
             rows = micro * steps if micro and steps else math.lcm(PROMPTS * k, micro or steps or 1)
             same = base.with_settings(num_generations=k, max_completion_length=length)
-            at_once = (k, rows) if by_group else (batch or rows,)
-            choices = [same.with_settings(**batch_sizes(1, n, rows)) for n in at_once]
+            sizes = [
+                n for n in range(rows, 0, -1) if rows % n == 0 and n == (micro or n) and steps in (None, rows // n)
+            ]
+            at_once = [n * per_batch for n in sizes] if per_batch else (k, rows) if by_group else (batch or rows,)
+            choices = [same.with_settings(**batch_sizes(1, n, rows)) for n in at_once if n % k == 0]
             choices.sort(key=lambda one: sum(one.seconds.get("a step", ())))
             for n in (choice.settings.batch_rows for choice in choices):
-                for size in (size for size in range(n, 0, -1) if n % size == rows % size == 0):
-                    if size == (micro or size) and rows // size == (steps or rows // size):
+                for size in sizes:
+                    if n % size == 0 and per_batch in (None, n // size):
                         yield same.with_settings(**batch_sizes(size, n, rows))

@@ -74,6 +74,8 @@ def test_the_tiny_policys_settings_are_those_that_were_measured_for_its_task(pol
         {"gradient_accumulation_steps": 8, "learning_rate": 1e-2, "seed": 3},
         {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 4, "num_generations": 6},
         {"generation_batch_size": 48},
+        {"generation_batch_size": 12},
+        {"steps_per_generation": 2},
     ],
 )
 def test_what_is_given_stays_and_is_called_given(given, policy, task):
@@ -100,3 +102,9 @@ def test_a_thought_has_its_room_and_a_length_that_does_not_fit_is_halved(policy,
     config = rloo_kit.RLOOConfig.suggested(policy, None, card=card)
     assert config.max_completion_length == tokens
     assert reasons(config)["max_completion_length"].endswith("would not fit") == (card == "5.5GB")
+
+
+def test_a_number_of_passes_a_batch_that_is_given_is_planned_for():
+    config = rloo_kit.RLOOConfig.suggested("qwen3-4b", None, card="8GB", steps_per_generation=4)
+    assert rloo_kit.plan("qwen3-4b", config, "8GB").fits == "fits"
+    assert (config.steps_per_generation, config.generation_batch_size % 8) == (4, 0)
