@@ -10,6 +10,7 @@ import rloo_kit
 from benchmarks.health_runs import file_of, read
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch import plots
+from rloo_kit.watch.statistics import Log
 from tests.watch.logs import LOG, step
 
 
@@ -45,14 +46,21 @@ def test_a_curve_keeps_its_dash_and_a_short_one_also_has_a_point_at_each_step(n_
     assert {line.get_marker() for line in drawn} == {marker}
 
 
-@pytest.mark.parametrize("name", ["quickstart seed 0.healthy", "length hacking.ill"])
-def test_the_band_is_two_standard_errors_to_both_sides_within_what_the_reward_can_be(name):
+@pytest.mark.parametrize(("name", "highest"), [("quickstart seed 0.healthy", 1.0), ("length hacking.ill", math.inf)])
+def test_the_band_is_two_standard_errors_to_both_sides_within_what_the_reward_can_be(name, highest):
     log = read(file_of(name))
     (band,) = plots.draw(log.entries, log.known).axes[0].collections
     (curve,) = [curve for curve in plots.curves(log.entries) if curve.label == "mean reward"]
     error, heights = 2 * log.error("reward", log[-curve.window :]), band.get_paths()[0].vertices[:, 1]
-    assert heights.max() == pytest.approx(min(1.0, max(curve.means) + error))
-    assert heights.min() == pytest.approx(min(curve.means) - error), "a reward below 0 has no known end"
+    assert heights.max() == pytest.approx(min(highest, max(curve.means) + error))
+    assert heights.min() == pytest.approx(min(curve.means) - error), "a reward that goes below 0 has no known ends"
+
+
+def test_the_band_of_a_reward_models_scores_is_cut_nowhere():
+    log = Log([step(n, reward=0.2 * n, reward_std=0.5) for n in range(1, 9)])
+    (band,) = plots.draw(log.entries, log.known).axes[0].collections
+    error, heights = 2 * log.error("reward", log), band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((0.2 - error, 1.6 + error))
 
 
 def test_what_was_found_stands_above_and_its_steps_are_shaded(picture):
