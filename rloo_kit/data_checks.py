@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
 from rewards.trl_interface import UNSEEN, members, reward_name, said_by
@@ -53,7 +53,14 @@ def check_dataset(
 
 
 def not_a_dataset(given: object, name: str, where: str) -> DatasetError:
-    todo = "pass task.train, Dataset.from_list(rows) of dicts with a 'prompt', or one split of what load_dataset gives"
+    """The error for something that is not a dataset, with what to pass instead."""
+    todo = "datasets.Dataset.from_list(rows) of dicts with a 'prompt', or .from_pandas(frame)"
+    if hasattr(given, "train") and hasattr(given, "held_out"):
+        todo = f"pass task.{'train' if name == TRAINED_ON else 'held_out'}"
+    elif isinstance(given, DatasetDict | IterableDatasetDict):
+        todo = f"pass one of its splits: dataset[{next(iter(given), 'train')!r}]"
+    elif isinstance(given, str):
+        todo = f"read a file by tasks.from_file({given!r}), one of the hub by load_dataset({given!r}, split='train')"
     return DatasetError(f"{name} is a {type(given).__name__}, not a datasets.Dataset", where=where, todo=todo)
 
 

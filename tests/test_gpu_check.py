@@ -1,11 +1,16 @@
 """``make gpu-check``: what has not run has not passed, and a check that breaks costs no other check anything."""
 
+import contextlib
+import itertools
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from dotenv import dotenv_values
 
@@ -36,6 +41,14 @@ def crash(place: Place) -> Figures:
 
 def out_of_memory(place: Place) -> Figures:
     raise MemoryError("CUDA out of memory\nand the rest of the message")
+
+
+def hang(place: Place) -> Figures:
+    sleeper = subprocess.Popen(["sleep", "60"])
+    (place.scratch / "pid").write_text(str(sleeper.pid))
+    (place.scratch / "pid").rename(place.scratch / "sleeper")
+    time.sleep(60)
+    return {}
 
 
 def surroundings(place: Place) -> Figures:
@@ -79,6 +92,27 @@ def test_a_check_that_crashes_or_runs_out_of_memory_fails_alone(run):
     assert found["out_of_memory"].note == "MemoryError: CUDA out of memory"
 
 
+def test_a_check_that_hangs_is_killed_with_its_children_at_the_end_of_the_budget(run, tmp_path, monkeypatch):
+    pid, wait = tmp_path / "sleeper", subprocess.Popen.wait
+
+    def until_it_hangs(process: Any, timeout: float | None = None) -> int:
+        """However long it takes to start, its time ends when it hangs."""
+        while timeout and not pid.exists():
+            time.sleep(0.05)
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", until_it_hangs)
+    found = run(check(hang), budget=2.0)
+    assert statuses(found) == [NOT_RUN]
+    assert found["hang"].note == "the budget ended while it ran"
+    with contextlib.suppress(psutil.NoSuchProcess):
+        sleeper = psutil.Process(int(pid.read_text()))
+        deadline = time.monotonic() + 60
+        while sleeper.status() != psutil.STATUS_ZOMBIE:  # which nothing has waited for
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
 def test_a_check_is_offline_has_no_token_and_gets_its_variables(run, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     found = run(check(surroundings, variables={"ASKED_FOR": "7"}))["surroundings"]
@@ -111,6 +145,21 @@ def test_a_check_that_lacks_what_it_needs_is_not_run_and_the_next_one_is(how, no
     found = {one.name: outcome for one, outcome in ran}
     assert statuses(found) == [FAILED, NOT_RUN, PASSED]
     assert found["it"].note == note
+
+
+@pytest.mark.parametrize(("part", "most"), [("all", 630), ("right", 450), ("learns", 480), ("time", 600)])
+def test_a_part_has_its_budget_and_begins_with_what_is_worth_most(part, most):
+    budget, every = checks.PARTS[part]
+    assert budget <= most
+    assert checks.chosen((), part) == every, "all names differ, and needs are in the part"
+    ends = list(itertools.accumulate(one.seconds for one in every))
+    reached = {one.name.split("/")[0] for one, end in zip(every, ends, strict=True) if end <= budget}
+    missed = {one.name.split("/")[0] for one in every} - reached
+    assert missed <= {"4-bit"}, "each kind is reached, or has a command of its own"
+    if part in ("right", "learns"):  # of the others the least worth may be cut
+        assert ends[-1] <= budget
+    for place, one in enumerate(every):
+        assert {other.name for other in every[:place]} >= set(one.needs), f"{one.name} comes before what it needs"
 
 
 # --- the report -------------------------------------------------------------------------------------------

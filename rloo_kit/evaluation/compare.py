@@ -21,7 +21,6 @@ from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.evaluation.evaluate import Evaluation
 from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt
 from rloo_kit.models import EOS_TEXTS
-from rloo_kit.session.output import shortened
 
 if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion, Prompt
@@ -115,7 +114,7 @@ class Comparison:
             change = "" if pair.change is None else f" ({pair.change:+.3f})"
             before = self._side("before", pair.rewards[0], pair.correct[0], "", pair.before)
             after = self._side("after", pair.rewards[1], pair.correct[1], change, pair.after)
-            yield shortened(question(pair.prompt), self.chars), before, after
+            yield _shortened(question(pair.prompt), self.chars), before, after
 
     def _side(self, name: str, reward: float | None, right: bool | None, change: str, completion: Completion) -> str:
         judged = "no reward" if right is None else "right" if right else "wrong"
@@ -180,7 +179,7 @@ def _paired(before: Evaluation, after: Evaluation) -> list[Pair]:
         raise DatasetError(
             "the two evaluations are not of the same prompts in the same order",
             where=f"compare, {len(old)} completions before, {len(new)} after",
-            todo="evaluate the same rows before and after training, such as task.held_out with the same n",
+            todo="evaluate the same rows in the same order, such as task.held_out with the same n",
         )
     unknown, names = (None,) * len(old), ("completions", *FIGURES)
     columns = [zip(*(getattr(of, name) or unknown for of in (before, after)), strict=True) for name in names]
@@ -195,11 +194,18 @@ def marked(completion: Completion, tokens: ThinkTokens = QWEN3, chars: int = 600
     tags = {OPEN: tokens.open_id, CLOSE: tokens.close_id}
     real = [tag for tag, token in tags.items() if completion.text.count(tag) == completion.ids.count(token)]
     parts = re.split(f"({'|'.join(real)})", completion.text) if real else [completion.text]
-    text = "".join(f"«{part}»" if part in real else shortened(part, chars) for part in parts)
+    text = "".join(f"«{part}»" if part in real else _shortened(part, chars) for part in parts)
     if not completion.finished:
         return f"{text} [cut at {len(completion.ids)} tokens]"
     last = completion.ids[-1] if completion.ids else -1
     return text + (f"«{EOS_TEXTS[last]}»" if last in EOS_TEXTS and last in tokens.eos_ids else " [end]")
+
+
+def _shortened(text: str, chars: int) -> str:
+    """The beginning and the end of a long text: an answer stands at its end."""
+    half = chars // 2
+    middle = f" … {len(text) - 2 * half} characters … "
+    return text if len(text) <= chars else text[:half] + middle + text[len(text) - half :]
 
 
 def _printable(text: str) -> str:

@@ -36,6 +36,7 @@ class Setting(NamedTuple):
     value: str | None  # what the kit sets where the user set nothing; None where the kit only watches it
     read_by: str  # the module whose import reads it; later changes do nothing
     reason: str = ""
+    old_name: str = ""  # an earlier name that is still read, and is the user's choice where it is set
     device: str = ""  # "cpu" or "cuda" where it has an effect on one alone
 
 
@@ -69,7 +70,8 @@ def settings() -> dict[str, Setting]:
         CPU_BF16: Setting("0", "unsloth", same, device="cpu"),
         FUSED_4BIT: Setting(fused, "unsloth", sampled, device="cuda"),
         BLOCK_COMPILE: Setting("0", "unsloth", slow, device="cuda"),
-        "PYTORCH_ALLOC_CONF": Setting(None, "torch"),  # unsloth sets it where the platform allows
+        # unsloth sets it where the platform allows, but does not look for the old name.
+        "PYTORCH_ALLOC_CONF": Setting(None, "torch", old_name="PYTORCH_CUDA_ALLOC_CONF"),
         "TOKENIZERS_PARALLELISM": Setting("false", "tokenizers", threads),
         "GOMP_SPINCOUNT": Setting(spins, "torch", busy, device="cpu"),
         "HF_HUB_OFFLINE": Setting(None, "huggingface_hub", offline),
@@ -180,6 +182,8 @@ def import_unsloth() -> ModuleType:
 def apply_settings() -> None:
     """Set the kit's variables where the user set nothing and the library has not read them yet."""
     for name, setting in settings().items():
+        if setting.old_name in os.environ:
+            os.environ.setdefault(name, os.environ[setting.old_name])
         if name in os.environ:
             if name not in set_by_kit and name not in values_read:  # importing unsloth sets some, too
                 set_by_user.add(name)

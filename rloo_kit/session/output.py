@@ -42,8 +42,7 @@ def scale_of(size: int) -> tuple[int, str]:
 
 def shortened(name: str, width: int = 26) -> str:
     """A name in at most so many characters: its beginning and its end."""
-    half = width // 2
-    return name if len(name) <= width else name[: max(0, half - 1)] + "…" + name[len(name) - width + half :]
+    return name if len(name) <= width else name[: width // 2 - 1] + "…" + name[-(width - width // 2) :]
 
 
 def text_table(rows: Sequence[Sequence[str]], total: bool = False) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -76,6 +76,9 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
     tokens, tokens_because = _completion(evidence, policy, answer_tokens, base)
     tokens = given.get("max_completion_length", tokens)
     plans = list(_smaller(base, given, tokens))
+    if not plans:
+        todo = "give batches that are multiples of num_generations"
+        raise ConfigError("no batch of whole groups has these sizes", where=f"suggested({given})", todo=todo)
     if (fitting := first(plans, "fits") or first(plans, "tight")) is None:
         what, todo = f"no batch fits: {base.takes}", "load a smaller policy: rloo_kit.fit(card) names one"
         raise ConfigError(what, where=f"RLOOConfig.suggested({checkpoint.name})", todo=todo)
@@ -157,7 +160,9 @@ def _smaller(base: Plan, given: Settings, tokens: int) -> Iterator[Plan]:
             sizes = [
                 n for n in range(rows, 0, -1) if rows % n == 0 and n == (micro or n) and steps in (None, rows // n)
             ]
-            at_once = [n * per_batch for n in sizes] if per_batch else (k, rows) if by_group else (batch or rows,)
+            at_once: Sequence[int] = (k, rows) if by_group else (batch or rows,)
+            if per_batch and sizes:  # on policy where that many passes are an update, or a part of one
+                at_once = [n * per_batch for n in sizes if n * per_batch <= rows] or [per_batch * sizes[-1]]
             choices = [same.with_settings(**batch_sizes(1, n, rows)) for n in at_once if n % k == 0]
             choices.sort(key=lambda one: sum(one.seconds.get("a step", ())))
             for n in (choice.settings.batch_rows for choice in choices):

@@ -1,4 +1,4 @@
-"""Output while a run trains: a line per step, a picture, and symptoms.
+"""Output while a run trains: a line per batch, a picture, and symptoms.
 
 Each speaks on the main process, and changes no setting.
 """
@@ -6,7 +6,8 @@ Each speaks on the main process, and changes no setting.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +130,7 @@ class ProgressCallback(TrainerCallback):
     """Prints :func:`header` once, a :func:`line` per generation batch and one per evaluation, on the main process."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._started, self._first_step = time.monotonic(), state.global_step
+        self._started, self._first_step, self._pace = time.monotonic(), state.global_step, None
         if state.is_world_process_zero:
             output.say(header(state.max_steps))
 
@@ -139,10 +140,14 @@ class ProgressCallback(TrainerCallback):
             return
         if "eval_reward" in logs:
             output.say(evaluation_line(state.global_step, logs))
-        if "reward" in logs:
+        if "reward" in logs or "loss" in logs:
             done, to_do = state.global_step - self._first_step, max(0, state.max_steps - state.global_step)
-            left = (time.monotonic() - self._started) / done * to_do if done else None
-            output.say(line(state.global_step, state.max_steps, logs, left))
+            pace = (time.monotonic() - self._started) / done if done else None
+            if "reward" not in logs:
+                self._pace = pace  # of whole batches, whose further updates are the cheap part
+                return
+            pace = self._pace or pace
+            output.say(line(state.global_step, state.max_steps, logs, pace and pace * to_do))
 
 
 class LivePlot(TrainerCallback):
@@ -158,9 +163,10 @@ class LivePlot(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._draws, self._next = state.is_world_process_zero and output.in_notebook(), 0.0
         if self._draws:
-            from IPython.display import display
+            with self._costing_no_run():
+                from IPython.display import display
 
-            self._handle = display({"text/plain": ""}, raw=True, display_id=True)  # above the lines
+                self._handle = display({"text/plain": ""}, raw=True, display_id=True)  # above the lines
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if logs and "reward" in logs and time.monotonic() >= self._next:
@@ -174,12 +180,17 @@ class LivePlot(TrainerCallback):
     def _draw(self, args: Any, state: Any, save_to: Path | None = None) -> None:
         if not self._draws or all(entry.get("reward") is None for entry in state.log_history):
             return
-        try:
+        with self._costing_no_run():
             figure = plots.draw(state.log_history, Known.of(args))
             shown = {"image/png": figure._repr_png_(), "text/plain": plots.CAPTION}  # type: ignore[attr-defined]
             self._handle.update(shown, raw=True)
             if save_to:
                 plots.save(figure, save_to)
+
+    @contextmanager
+    def _costing_no_run(self) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:  # hours of training are worth more than their picture
             self._draws = False
             reason = f"{type(error).__name__}: {error}"

@@ -104,7 +104,21 @@ def test_a_thought_has_its_room_and_a_length_that_does_not_fit_is_halved(policy,
     assert reasons(config)["max_completion_length"].endswith("would not fit") == (card == "5.5GB")
 
 
-def test_a_number_of_passes_a_batch_that_is_given_is_planned_for():
-    config = rloo_kit.RLOOConfig.suggested("qwen3-4b", None, card="8GB", steps_per_generation=4)
-    assert rloo_kit.plan("qwen3-4b", config, "8GB").fits == "fits"
-    assert (config.steps_per_generation, config.generation_batch_size % 8) == (4, 0)
+@pytest.mark.parametrize("card", ["8GB", "80GB"])
+def test_a_number_of_passes_a_batch_that_is_given_is_planned_for_and_stays_on_policy(card):
+    config = rloo_kit.RLOOConfig.suggested("qwen3-4b", None, card=card, steps_per_generation=4)
+    assert rloo_kit.plan("qwen3-4b", config, card).fits == "fits"
+    assert (config.steps_per_generation, config.per_device_train_batch_size, config.generation_batch_size) == (4, 8, 32)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"generation_batch_size": 7},
+        {"generation_batch_size": 12, "num_generations": 8},
+        {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 1},
+    ],
+)
+def test_sizes_that_hold_no_whole_group_are_refused_as_such(given):
+    with pytest.raises(ConfigError, match=r"no batch of whole groups[\s\S]*multiples of num_generations"):
+        rloo_kit.RLOOConfig.suggested("qwen3-4b", None, card="80GB", **given)

@@ -21,9 +21,14 @@ class Notebook:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.pictures: list[Any] = []
+        self.displayed: list[dict[str, Any]] = []
         monkeypatch.setattr(callbacks.output, "in_notebook", lambda: True)
-        monkeypatch.setattr("IPython.display.display", lambda *_, **__: SimpleNamespace(update=self.show))
+        monkeypatch.setattr("IPython.display.display", self.display)
         monkeypatch.setattr(callbacks.time, "monotonic", lambda: self.now)
+
+    def display(self, shown: Any, **how: Any) -> SimpleNamespace:
+        self.displayed.append(how)
+        return SimpleNamespace(update=self.show)
 
     def show(self, shown: Any, raw: bool) -> None:
         self.pictures.append(shown["image/png"])
@@ -60,4 +65,6 @@ def stopped_run(task: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNa
         with contextlib.redirect_stdout(printed), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it also warns that completions are cut: test_truncation.py
             trainer.train()
-    return SimpleNamespace(trainer=trainer, printed=printed.getvalue(), pictures=notebook.pictures, logs=seen)
+    return SimpleNamespace(
+        trainer=trainer, printed=printed.getvalue(), pictures=notebook.pictures, logs=seen, displayed=notebook.displayed
+    )

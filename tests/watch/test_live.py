@@ -41,8 +41,9 @@ def test_only_the_main_process_of_a_notebook_draws(notebook, tmp_path, monkeypat
         assert (notebook.pictures, list(tmp_path.iterdir())) == ([], []), (shown, main)
 
 
-def test_a_plot_that_fails_is_disabled(notebook, tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "draw", lambda history, known: 1 / 0)
+@pytest.mark.parametrize("place", ["rloo_kit.watch.plots.draw", "IPython.display.display"])
+def test_a_plot_that_fails_is_disabled(notebook, tmp_path, monkeypatch, place):
+    monkeypatch.setattr(place, lambda *_, **__: 1 / 0)
     with warnings.catch_warnings(record=True) as warned:
         play(callbacks.LivePlot(seconds=0), [step(1), step(2)], output_dir=str(tmp_path))
     (warning,) = warned
@@ -54,6 +55,9 @@ def test_a_real_run_is_drawn_and_still_reports_where_it_was_asked_to(stopped_run
     assert (args.report_to, args.run_name) == (["elsewhere"], "a name")
     assert {"reward", "zero_variance_groups", "rewards/right_after_thought/mean"} <= stopped_run.logs[0].keys()
     assert "train_runtime" in stopped_run.logs[-1]
+    kinds = [type(callback) for callback in stopped_run.trainer.callback_handler.callbacks]
+    assert kinds.index(callbacks.LivePlot) < kinds.index(callbacks.ProgressCallback), "the picture is above the lines"
+    assert stopped_run.displayed == [{"raw": True, "display_id": True}]
     assert len(stopped_run.pictures) >= 2
     assert all(picture.startswith(b"\x89PNG") for picture in stopped_run.pictures)
     assert rloo_kit.RLOOConfig().report_to in ("none", []), "and nowhere unless asked"

@@ -51,13 +51,22 @@ def test_an_evaluation_has_a_line_of_its_own(logs, line, capsys):
         assert capsys.readouterr().out == printed
 
 
-def test_an_update_on_earlier_completions_and_the_summary_of_a_run_have_no_line(capsys):
-    callback = callbacks.ProgressCallback()
+def test_an_update_on_earlier_completions_and_the_summary_of_a_run_have_no_line(capsys, monkeypatch):
+    callback, now = callbacks.ProgressCallback(), [0.0]
+    monkeypatch.setattr(callbacks.time, "monotonic", lambda: now[0])
     state = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4)
     callback.on_train_begin(None, state, None)
-    for state.global_step, logs in ((1, USUAL), (2, {"loss": 0.1, "kl": 0.5}), (2, {"train_loss": 0.1})):
+    # Three seconds with sampling, one without.
+    for state.global_step, now[0], logs in (
+        (1, 3.0, USUAL),
+        (2, 4.0, {"loss": 0.1}),
+        (3, 7.0, USUAL),
+        (4, 8.0, {"loss": 0.1}),
+    ):
         callback.on_log(None, state, None, logs=logs)
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["step", "1/4"]
+    callback.on_log(None, state, None, logs={"train_loss": 0.1})
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [(words[0], words[-1]) for words in lines] == [("step", "left"), ("1/4", "0:09"), ("3/4", "0:02")]
 
 
 def test_a_run_without_progress_says_nothing_and_draws_nothing(make_trainer, capsys):
