@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import os
 import re
 import subprocess
@@ -89,11 +90,15 @@ def run_script(path: Path) -> None:
 
 
 def executed(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The notebook with its outputs, run in its folder without a limit of time; what a cell prints is one of them."""
+    """The notebook with its outputs, run in its folder without a limit of time; printed lines in a row are one."""
     where = {"metadata": {"path": str(FOLDER)}}
-    done: nbformat.NotebookNode = NotebookClient(
-        notebook, timeout=None, coalesce_streams=True, resources=where
-    ).execute()
+    done: nbformat.NotebookNode = NotebookClient(notebook, timeout=None, resources=where).execute()
+    for cell in done.cells:  # nbclient's coalesce_streams would put later lines above a picture
+        in_a_row = itertools.groupby(cell.get("outputs", ()), key=lambda one: one.get("name", id(one)))
+        for place, (_, outputs) in enumerate([(name, list(outputs)) for name, outputs in in_a_row]):
+            if len(outputs) > 1:
+                outputs[0].text = "".join(output.text for output in outputs)
+            cell.outputs[place : place + len(outputs)] = outputs[:1]
     return done
 
 
