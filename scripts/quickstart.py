@@ -43,22 +43,10 @@ print(_json.dumps({
 
 
 class _Showing(NotebookClient):
-    _shown: dict[str, str] = {}  # noqa: RUF012 - one client a process
-
     def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> NotebookNode | None:
-        if cell_index >= 0:
-            print(self._new_text(msg["msg_type"], msg["content"]), end="", flush=True)
+        if cell_index >= 0 and msg["msg_type"] == "stream":
+            print(msg["content"]["text"], end="", flush=True)
         return super().process_message(msg, cell, cell_index)
-
-    def _new_text(self, kind: str, content: dict[str, Any]) -> str:
-        if kind == "stream":
-            return str(content["text"])
-        key = content.get("transient", {}).get("display_id")
-        if key is None or "text/plain" not in content.get("data", {}):
-            return ""
-        before, self._shown[key] = self._shown.get(key, ""), content["data"]["text/plain"]
-        added = self._shown[key].removeprefix(before).lstrip("\n")
-        return f"{added}\n" if added else ""
 
 
 def run(seed: int = 0) -> dict[str, Any]:
