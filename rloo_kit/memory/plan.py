@@ -1,4 +1,4 @@
-"""The memory plan: whether a run fits, what to change where it does not, and how long it may take.  No torch."""
+"""The memory plan: whether a run fits, what to change if not, and how long it may take.  Importing it loads no torch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ class Plan:
     @property
     def parts(self) -> Parts:
         """The most that each part takes in any phase, in bytes."""
-        most = {part: max(phase.get(part, 0) for phase in self.phases.values()) for part in PARTS}
+        names = sorted({part for phase in self.phases.values() for part in phase}, key=PARTS.index)
+        most = {part: max(phase.get(part, 0) for phase in self.phases.values()) for part in names}
         return {part: size for part, size in most.items() if size}
 
     @property

@@ -22,7 +22,7 @@ from rloo_kit.errors import NonFiniteError
 from rloo_kit.memory import out_of_memory
 from rloo_kit.memory.formulas import DRAWN_AT_ONCE
 from rloo_kit.memory.hardware import four_bit_rows
-from rloo_kit.policy import cpu_products, sampling_weights
+from rloo_kit.policy import cpu_products, weights_in_16_bit
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -183,7 +183,7 @@ class SlicedGenerate:
 
     Where memory runs out in a slice and it ``halves``, ``at_once`` becomes half of that slice, for good, and its rows
     are sampled anew.  Long completions are what did not fit, so that favours shorter ones slightly, once in a run.
-    ``fast`` draws with the kit's own loop on a CPU.  ``in_16_bit`` holds 4-bit weights so (:mod:`.sampling_weights`),
+    ``fast`` draws with the kit's own loop on a CPU.  ``in_16_bit`` holds 4-bit weights so (:mod:`.weights_in_16_bit`),
     and is what goes first.
     """
 
@@ -219,7 +219,7 @@ class SlicedGenerate:
             ids, mask = input_ids[rows, -width:], attention_mask[rows, -width:]
             try:
                 held = self.in_16_bit and len(rows) > four_bit_rows()
-                with sampling_weights.in_16_bit(self.model) if held else nullcontext():
+                with weights_in_16_bit.in_16_bit(self.model) if held else nullcontext():
                     texts = self._generate(input_ids=ids, attention_mask=mask, **how)
             except (RuntimeError, MemoryError) as error:
                 halves = self.halves and len(rows) > 1

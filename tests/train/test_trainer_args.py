@@ -14,7 +14,7 @@ from rloo_kit.errors import DatasetError
 from rloo_kit.policy.bundled import TINY
 from rloo_kit.policy.thinking import budget_of
 from rloo_kit.session import multi_process
-from rloo_kit.train import run_record, trainer_call
+from rloo_kit.train import run_record, trainer_args
 from tests.conftest import random_rewards
 from tests.train.weights import leave_the_reference, same, trained
 
@@ -31,10 +31,10 @@ def test_processes_with_rows_in_another_order_fewer_or_other_answers_are_refused
     mine = Dataset.from_list(ROWS)
     for other in (ROWS[::-1], ROWS[:-1], [{**row, "answer": "7"} for row in ROWS], list(ROWS)):
         theirs = run_record.digest(Dataset.from_list(other))
-        monkeypatch.setattr(trainer_call, "gather_object", lambda digests, theirs=theirs: [*digests, theirs])
+        monkeypatch.setattr(trainer_args, "gather_object", lambda digests, theirs=theirs: [*digests, theirs])
         differ = pytest.raises(DatasetError, match="different rows") if other != ROWS else nullcontext()
         with differ:
-            trainer_call.check_launch(accelerator, args, mine)
+            trainer_args.check_launch(accelerator, args, mine)
 
 
 @pytest.mark.parametrize("where", [SERVER, COLOCATE])
@@ -58,7 +58,7 @@ def with_engine(standby: bool) -> torch.nn.Module:
 def test_the_trainers_settings_are_those_of_the_policys_own_engine_or_refused():
     def checked(standby: bool = False, **settings: Any) -> dict[str, Any]:
         args: Any = SimpleNamespace(**{"use_vllm": False, "vllm_mode": "colocate", "fsdp": [], **settings})
-        trainer_call.check_vllm(args, with_engine(standby))
+        trainer_args.check_vllm(args, with_engine(standby))
         return vars(args)
 
     for standby in (True, False):
