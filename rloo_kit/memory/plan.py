@@ -1,4 +1,4 @@
-"""The memory plan: whether a run fits, what to change if not, and how long it may take.  Importing it loads no torch."""
+"""The memory plan: whether a run fits, what to change if not, how long it may take.  Importing it loads no torch."""
 
 from __future__ import annotations
 
