@@ -156,6 +156,11 @@ class RLOOTrainer(RolloutTrainer):
 
         Returns the rollout's batch with ``live`` (rows,) bool, which rows are trained on; ``advantages`` (rows,), or
         ``rewards`` where they wait for the KL term; ``old_per_token_logps`` and ``ref_per_token_logps`` if needed.
+        Where the KL term comes in (``Passes``):
+
+        - none, or in the loss: advantages here, of the rewards; :meth:`_compute_loss` adds beta x KL.
+        - in the reward, with two passes: advantages here, of the rewards minus beta x KL.
+        - in the reward, with a single pass: advantages in :meth:`_compute_loss`, whose own pass has the KL.
         """
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
