@@ -255,16 +255,17 @@ class Step:
         whole = self.cache(self.cached_tokens)
         if not s.on_gpu:
             return self._phase(_largest(prompts, {CACHE: whole, DECODING: self.sampling}), 0)
-        held = s.sampled_rows * self.checkpoint.vocabulary * s.dtype_bytes
-        drawing, before = held + self.sampling, 2 * held + s.sampled_rows * self.checkpoint.vocabulary * 8
-        first, beside = self.buffer_sizes[0], before + self.decode_attention(s.prompt_tokens + 1)
+        scores = s.sampled_rows * self.checkpoint.vocabulary
+        drawing = scores * s.dtype_bytes + self.sampling
+        before = scores * (2 * s.dtype_bytes + 2 * 4)  # logits twice, and float32 scores and probabilities
+        first = self.buffer_sizes[0]
         copying = {
             CACHE: self.cache(s.prompt_tokens + first),
-            DECODING: self.decode_scratch(first) + max(drawing, beside),
+            DECODING: self.decode_scratch(first) + max(drawing, before + self.decode_attention(s.prompt_tokens + 1)),
         }
         growth = self.cache(self.buffer_sizes[-2]) // self.checkpoint.layers if self.buffer_sizes[1:] else 0
-        beside = before + max(growth, self.decode_attention(s.row_tokens - 1))
-        last = {CACHE: whole, DECODING: self.decode_scratch(self.cached_tokens) + max(drawing, beside)}
+        decoding = before + max(growth, self.decode_attention(s.row_tokens - 1))
+        last = {CACHE: whole, DECODING: self.decode_scratch(self.cached_tokens) + max(drawing, decoding)}
         return self._phase(_largest(prompts, copying, last), whole // self.checkpoint.layers)
 
     def _log_probs(self) -> Parts:

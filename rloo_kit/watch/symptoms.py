@@ -217,6 +217,7 @@ def zero_variance_groups(log: Log, limit: float, kind: str) -> Sign | None:
     """Too many groups whose K rewards are all equal, more than ``limit`` or than chance does to K completions, for
     this one cause: by how high the reward is, in the upper third, the lower one, or between."""
     height, k = log.height(), log.known.completions // log.known.groups
+    # Near 0 and 1 chance ties nearly all groups, which would excuse any run: so a height has bounds here.
     many = max(limit, tied_by_chance(k, min(0.8, max(0.2, height))) + MARGIN)
     few = limit if tied_by_chance(k, min(2 / 3, max(1 / 3, height))) <= limit else many
     window = _surely_above(log, ZERO_VARIANCE, few, many, lambda window: window.groups)
