@@ -209,12 +209,15 @@ class RLOOConfig(Base):
         as ``reasons``.  ``card`` plans for a GPU that is not here; the policy may then be a name.
 
         Raises:
-            ConfigError: no batch of the policy fits.
+            ConfigError: no batch of the policy fits, or a size that is given is none.
         """
         from rloo_kit.train.suggested import suggest
 
         given = {"output_dir": output_dir} | {name: v for name, v in given.items() if v is not None}
-        rows = suggest(policy, task, card, renamed_args.todays(given, known_names(cls), "RLOOConfig"))
+        given = renamed_args.todays(given, known_names(cls), "RLOOConfig")
+        planned = {field.name for field in dataclasses.fields(Configured)} | {"generation_batch_size"}
+        given |= check_config.checked({name: given[name] for name in planned & given.keys()}, types())
+        rows = suggest(policy, task, card, given)
         config = cls(**{row.setting: row.value for row in rows})
         config.reasons = tuple(rows)
         output.say("\n".join(map(str, rows)))
