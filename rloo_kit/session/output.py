@@ -1,6 +1,6 @@
 """Output in a notebook or a terminal: tables and figures, lines and warnings, and what is dropped.
 
-It loads IPython in a notebook only, and matplotlib for a figure only.
+It loads no IPython, and matplotlib for a figure only.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import numpy as np
 from rloo_kit.errors import ConfigError
 from rloo_kit.session.output import shortened, shown_figure
 from rloo_kit.watch.read_run import Source, read_run
-from rloo_kit.watch.statistics import CUT_SHARE, STEADY, ZERO_VARIANCE, Entry, Figures, Known, Log, column, rounds, term
+from rloo_kit.watch.statistics import CUT_SHARE, ZERO_VARIANCE, Entry, Figures, Known, Log, column, rounds, term
 from rloo_kit.watch.symptoms import Episodes, Finding
 
 if TYPE_CHECKING:
@@ -197,9 +197,8 @@ def _draw_panel(axis: Axes, panel: Sequence[Curve], log: Log) -> None:
             axis.plot(curve.steps, curve.values, color=curve.colour, linewidth=0.8, alpha=0.35)
         if curve.label == "mean reward":
             error, (low, high) = 2 * log.error("reward", log[-curve.window :]), log.range()
-            largest = log.largest("reward")
             # The range of a reward model's scores, or of a reward that can be negative, is not known.
-            is_known = low == 0.0 and (high == 1.0 or largest.max() <= STEADY * largest.min())
+            is_known = low == 0.0 and (high == 1.0 or log.is_steady("reward"))
             band = np.clip([curve.means - error, curve.means + error], *((low, high) if is_known else (None, None)))
             band_look: dict[str, Any] = {"color": curve.colour, "alpha": 0.18, "linewidth": 0}
             axis.fill_between(curve.steps, *band, **band_look, label="two standard errors")

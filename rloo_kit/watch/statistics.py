@@ -289,9 +289,7 @@ class Log:
         """
         shares = []
         for name in self.judging(what):
-            largest = self.largest(term(name))
-            steady = not largest.size or largest.max() <= STEADY * largest.min()
-            if steady and np.all(self.values(term(name)) >= 0.0):
+            if self.is_steady(term(name)) and np.all(self.values(term(name)) >= 0.0):
                 shares.append((window.share_paid(term(name)), name))
         return max(shares, default=None)
 
@@ -307,6 +305,11 @@ class Log:
         part = 1 - self.known.batches / self.known.completions  # TRL's spread is the sample's, with n - 1
         paid = (mean > 0.0) & ~np.isnan(spread)
         return mean[paid] + part * spread[paid] ** 2 / mean[paid]
+
+    def is_steady(self, reward: str) -> bool:
+        """Whether a reward is taken to be 0 or one value, as also where none was paid."""
+        largest = self.largest(reward)
+        return not largest.size or bool(largest.max() <= STEADY * largest.min())
 
     def range(self) -> tuple[float, float]:
         """The lowest and the highest reward that a completion can get: 0 and 1 unless the log shows otherwise."""

@@ -95,6 +95,7 @@ def test_an_evaluation_takes_longer_with_more_problems_longer_completions_and_mo
     base = measured(n=100)
     assert measured(n=300)[0] > 2 * base[0]
     assert measured(n=100, samples=3) == measured(n=300)
+    assert measured(n=100, samples=None, max_new_tokens=None) == measured(n=100, max_new_tokens=512)
     assert measured(n=100, max_new_tokens=512)[0] > 1.9 * base[0]
     roomy = measured(n=100, room=4)
     assert roomy[0] < 1.5 * base[0], "at best nothing is cut, but fewer are sampled at once"

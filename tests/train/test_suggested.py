@@ -120,7 +120,10 @@ def test_a_number_of_passes_a_batch_that_is_given_is_planned_for_and_stays_on_po
     ],
 )
 def test_sizes_that_hold_no_whole_group_are_refused_as_such(given):
-    with pytest.raises(ConfigError, match="steps_per_generation"):
-        rloo_kit.RLOOConfig.suggested("qwen3-4b", None, card="80GB", steps_per_generation=0)
     with pytest.raises(ConfigError, match=r"no batch of whole groups[\s\S]*multiples of num_generations"):
         rloo_kit.RLOOConfig.suggested("qwen3-4b", None, card="80GB", **given)
+
+
+def test_a_size_that_is_none_is_refused_before_anything_is_planned_with_it():
+    with pytest.raises(ConfigError, match="steps_per_generation"):
+        rloo_kit.RLOOConfig.suggested("qwen3-4b", None, card="80GB", steps_per_generation=0)

@@ -61,6 +61,7 @@ def test_the_band_of_a_reward_models_scores_is_cut_nowhere():
     (band,) = plots.draw(log.entries, log.known).axes[0].collections
     error, heights = 2 * log.error("reward", log[-1:]), band.get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == pytest.approx((0.2 - error, 1.6 + error))
+    assert plots.draw([{"step": n, "reward": 2.0} for n in range(1, 9)]).axes, "also where no spread is logged"
 
 
 def test_what_was_found_stands_above_and_its_steps_are_shaded(picture):
