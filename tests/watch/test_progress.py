@@ -56,17 +56,17 @@ def test_an_update_on_earlier_completions_and_the_summary_of_a_run_have_no_line(
     monkeypatch.setattr(callbacks.time, "monotonic", lambda: now[0])
     state = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4)
     callback.on_train_begin(None, state, None)
-    # Three seconds with sampling, one without.
+    # Thirty seconds with sampling, ten without.
     for state.global_step, now[0], logs in (
-        (1, 3.0, USUAL),
-        (2, 4.0, {"loss": 0.1}),
-        (3, 7.0, USUAL),
-        (4, 8.0, {"loss": 0.1}),
+        (1, 30.0, USUAL),
+        (2, 40.0, {"loss": 0.1}),
+        (3, 70.0, USUAL),
+        (4, 80.0, {"loss": 0.1}),
     ):
         callback.on_log(None, state, None, logs=logs)
     callback.on_log(None, state, None, logs={"train_loss": 0.1})
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [(words[0], words[-1]) for words in lines] == [("step", "left"), ("1/4", "0:09"), ("3/4", "0:02")]
+    assert [(words[0], words[-1]) for words in lines] == [("step", "left"), ("1/4", "1:30"), ("3/4", "0:20")]
 
 
 def test_a_run_without_progress_says_nothing_and_draws_nothing(make_trainer, capsys):
