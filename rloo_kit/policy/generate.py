@@ -1,8 +1,8 @@
 """Sample completions: the kit's own loop on a CPU, and as many rows of a batch at once as fit into memory.
 
-For each token transformers' own loop draws one random variate per vocabulary entry (``torch.multinomial``), and it
-computes rows that have ended until the last one has.  :func:`decode` draws one uniform number a row, drops rows as they
-end, and computes a prompt once for all its completions: the same distribution in a fraction of the time.  On a GPU
+For each token, transformers' own loop draws one random variate per vocabulary entry (``torch.multinomial``), and keeps
+computing finished rows until the last row ends.  :func:`decode` draws one uniform number per row, drops rows as they
+end, and computes each prompt once for all its completions: the same distribution in a fraction of the time.  On a GPU
 unsloth has its own loop.
 """
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from rloo_kit.policy.thinking import Budget
 
 BLOCK = 128
-"""Entries summed first when drawing, which is vectorised; the cumulative sum, which is not, runs over these sums."""
+"""Entries per block when drawing: sums in a block are vectorised, the cumulative sum over blocks is not."""
 
 
 @contextmanager
 def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
     """Works around: on a GPU unsloth hands lm_head a slice of a wider buffer, and torch then reads the matrix once for
-    each row (aten's LinearAlgebra.cpp, ``should_fold``).  Here its input is made contiguous; no value changes.  On a
-    CPU it is a product of oneDNN's."""
+    each row (aten's LinearAlgebra.cpp, ``should_fold``).  Here lm_head's input is made contiguous; no value changes.
+    On a CPU, oneDNN computes lm_head's product."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     if head is None or head.weight.device.type == "cpu":
         with cpu_products.in_use(head) if head is not None else nullcontext():
@@ -49,9 +49,9 @@ def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def decode_graphs(model: torch.nn.Module) -> Iterator[None]:
-    """Works around: unsloth replays decoding as CUDA graphs in a trainer's generate alone.  While inside it does so
-    here too, and their buffers go afterwards.  UNSLOTH_DECODE_CUDA_GRAPHS=0 still switches them off."""
-    graphs = sys.modules.get("unsloth.models._decode_graphs")  # on a GPU
+    """Works around: unsloth replays decoding as CUDA graphs only in a trainer's generate.  Inside this block it does so
+    too, and the graphs' buffers are freed afterwards.  UNSLOTH_DECODE_CUDA_GRAPHS=0 still switches them off."""
+    graphs = sys.modules.get("unsloth.models._decode_graphs")  # imported on a GPU only
     with graphs.rl_generation() if graphs else nullcontext():
         try:
             yield
@@ -69,10 +69,10 @@ def decode(
     generation_config: GenerationConfig,
     **model_inputs: Any,
 ) -> torch.Tensor:
-    """Sampling or greedy search as ``transformers.GenerationMixin._sample`` does them, for ``custom_generate``.
+    """Sample, or search greedily, as ``transformers.GenerationMixin._sample`` does; given as ``custom_generate``.
 
-    Takes what ``generate`` prepared, input_ids (rows, prompt) padded on the left, and gives ids (rows, prompt + longest
-    completion) padded on the right.  A cache that cannot drop rows is left to transformers' loop.
+    Takes the arguments that ``generate`` prepares, with input_ids (rows, prompt) padded on the left.  Returns ids
+    (rows, prompt + longest completion) padded on the right.  A cache that cannot drop rows goes to transformers' loop.
     """
     from transformers import DynamicCache
 
@@ -112,17 +112,17 @@ def decode(
 
 
 def _distinct(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first row of each prompt, and which of them each row has: (prompts,) and (rows,)."""
+    """Return the first row of each distinct prompt (prompts,), and the index of each row's prompt (rows,)."""
     seen: dict[tuple[int, ...], int] = {}
     which = [seen.setdefault(tuple(row), len(seen)) for row in torch.cat([ids, mask], dim=1).tolist()]
     return torch.tensor([which.index(prompt) for prompt in range(len(seen))]), torch.tensor(which)
 
 
 def draw(scores: torch.Tensor) -> torch.Tensor:
-    """One token per row, by inverse CDF: the first whose cumulative probability exceeds a uniform number.
+    """Draw one token per row by inverse CDF: the first whose cumulative probability exceeds a uniform number.
 
-    Takes float32 logits (rows, vocabulary), gives indices (rows,); an entry of probability 0 is never drawn.  A
-    NonFiniteError where a row is no distribution.
+    Takes float32 logits (rows, vocabulary) and returns indices (rows,).  An entry of probability 0 is never drawn.
+    Raises NonFiniteError if a row is not a distribution.
     """
     top = scores.amax(1, keepdim=True)
     sums = torch.cat([_block_sums(tile, top) for tile in scores.split(DRAWN_AT_ONCE, dim=1)], dim=1)
@@ -152,9 +152,9 @@ def _block_sums(scores: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
 
 
 def _first_above(cumulated: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The index at which a row first exceeds its value (rows, 1), and the value less what comes before."""
+    """Return the index at which a row first exceeds its value (rows, 1), and the value minus the sum before it."""
     total = cumulated[:, -1:]
-    # Rounding may reach the total.
+    # Rounding may bring the value up to the total, which no entry exceeds.
     value = torch.minimum(value, torch.nextafter(total, torch.zeros_like(total)))
     index = torch.searchsorted(cumulated, value, right=True)
     before = torch.where(index > 0, cumulated.gather(1, (index - 1).clamp(min=0)), 0.0)
@@ -162,9 +162,9 @@ def _first_above(cumulated: torch.Tensor, value: torch.Tensor) -> tuple[torch.Te
 
 
 def packed(rows: Iterable[int], lengths: Sequence[int], at_once: int) -> list[list[int]]:
-    """Row indices cut as evenly as possible into the fewest slices, rows of similar length together.
+    """Cut row indices as evenly as possible into the fewest slices, with rows of similar length together.
 
-    The longest come first, so that memory that is short shows early.  A single slice keeps its order.
+    The longest rows come first, so that a lack of memory shows early.  A single slice keeps its order.
 
     >>> packed(range(5), lengths=[3, 9, 4, 8, 3], at_once=3)
     [[1, 3], [2, 0, 4]]
@@ -181,10 +181,10 @@ def packed(rows: Iterable[int], lengths: Sequence[int], at_once: int) -> list[li
 class SlicedGenerate:
     """``model.generate`` for a batch padded on the left, at most ``at_once`` rows at a time.
 
-    Where memory runs out in a slice and it ``halves``, ``at_once`` becomes half of that slice, for good, and its rows
-    are sampled anew.  Long completions are what did not fit, so that favours shorter ones slightly, once in a run.
-    ``fast`` draws with the kit's own loop on a CPU.  ``in_16_bit`` holds 4-bit weights so (:mod:`.weights_in_16_bit`),
-    and is what goes first.
+    If memory runs out in a slice and ``halves`` is set, ``at_once`` becomes half of that slice for good, and its rows
+    are sampled again.  The rows that did not fit had long completions, so this favours shorter ones slightly, once in a
+    run.  ``fast`` uses the kit's own loop on a CPU.  ``in_16_bit`` holds 4-bit weights in 16 bit
+    (:mod:`.weights_in_16_bit`), and is switched off before rows are halved.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class SlicedGenerate:
         self.model, self.at_once, self.pad_id, self.fast, self.halves = model, at_once, pad_id, fast, halves
         self.in_16_bit = in_16_bit
         self._budget = {"logits_processor": LogitsProcessorList([budget])} if budget else {}
-        self._generate = model.generate  # as it is now: the trainer puts this object in its place
+        self._generate = model.generate  # kept here: the trainer replaces model.generate by this object
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **how: Any) -> torch.Tensor:
         """As ``model.generate``: ids (rows, tokens) to ids (rows, tokens + longest completion), padded on the right."""
@@ -240,8 +240,8 @@ class SlicedGenerate:
 
 
 def _recover(model: Any, training: bool) -> None:
-    """Works around: where unsloth's ``generate`` fails on a GPU, the model stays in its inference mode, and so do the
-    buffers of that many rows, beside those of the next, smaller slice."""
+    """Works around: if unsloth's ``generate`` fails on a GPU, the model stays in inference mode and keeps the buffers
+    of that many rows, beside those of the next, smaller slice."""
     if training and not model.training:
         model.for_training()
     if graphs := sys.modules.get("unsloth.models._decode_graphs"):

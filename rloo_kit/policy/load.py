@@ -1,7 +1,7 @@
 """Load a Qwen3 policy: a 4-bit base, LoRA on the seven projections, a tokenizer with a pad and every eos id.
 
-Always through unsloth's ``FastLanguageModel``, the only loader that works with and without a GPU.  Arguments, by the
-kit's names and by unsloth's, are checked first (:func:`settled`), which imports neither torch nor unsloth.
+It loads through unsloth's ``FastLanguageModel``, the only loader that works with and without a GPU.  :func:`settled`
+first checks the arguments, by the kit's names and by unsloth's; it imports neither torch nor unsloth.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 Arguments = dict[str, Any]
 
-# From unsloth's and transformers' errors where a device map would move 4-bit weights to the CPU.
+# Parts of unsloth's and transformers' errors for a device map that would move 4-bit weights to the CPU.
 SPILLED = ("does not fit in GPU memory", "dispatched on the CPU or the disk")
 
 
 def _remember(policy: Policy, call: Call) -> None:
-    """Store the call on the model too, which may be all that a trainer gets; with the name chosen for this machine."""
+    """Store the call, with the name chosen for this machine, on the model too: a trainer may get only the model."""
     arguments = dict(call.arguments)
     name = os.fspath(arguments.pop("model_name", None) or arguments.get("name") or policy.checkpoint.name)
     if is_folder(name, folder := resolve.expanded(name)):
@@ -66,25 +66,25 @@ def load_policy(
     seed: Seed = 0,
     **kwargs: Any,
 ) -> Policy:
-    """Load a policy to train: a base in 4 bit with a fresh LoRA, a saved adapter on its base, or all weights.
+    """Load a policy to train: a 4-bit base with a fresh LoRA, a saved adapter on its base, or all weights.
 
     Args:
-        name: a catalogue name ("qwen3-4b-thinking"), a hub id, or a folder.  None takes the tiny Qwen3 on a CPU, on a
-            GPU what suits a first run: qwen3-4b-instruct where it fits, else qwen3-1.7b with thinking off.  "largest"
-            takes the largest that fits.  "smollm2-135m" is a language model for a CPU, of an optional package.
-        max_seq_length: longest prompt + completion, in tokens; capped at what the checkpoint was trained for.
-        load_in_4bit: NF4 weights; False keeps 16 bit (float32 on a CPU).  None takes 4 bit where the checkpoint is
-            large enough for it (``checkpoint.four_bit``).
+        name: a catalogue name ("qwen3-4b-thinking"), a hub id, or a folder.  None takes the tiny Qwen3 on a CPU; on a
+            GPU, qwen3-4b-instruct if it fits, else qwen3-1.7b with thinking off.  "largest" takes the largest that
+            fits.  "smollm2-135m" is a language model for a CPU, from an optional package.
+        max_seq_length: longest prompt + completion, in tokens; capped at the checkpoint's trained length.
+        load_in_4bit: NF4 weights; False keeps 16 bit (float32 on a CPU).  None takes 4 bit if the checkpoint is
+            large enough (``checkpoint.four_bit``).
         full_finetuning: train every weight, in 16 bit.  With beta > 0 a copy of the model is kept as the reference.
         lora_rank, lora_alpha: alpha defaults to the rank, dropout is 0.  A saved adapter keeps its own.
         target_modules: which of the seven projections get a LoRA; None or "all-linear" takes all.
-        use_rslora: scale the LoRA by alpha / sqrt(rank) in place of alpha / rank (arXiv 2312.03732).
-        gradient_checkpointing: whether layers are computed again for their gradients: "unsloth", True or False, passed
-            on to unsloth.  "auto" is "unsloth" on a GPU; on a CPU the trainer's plan decides: where memory is short.
-        thinking: False renders every prompt with thinking off, wherever the policy is used and in what it saves; True
-            leaves it on.  A number is a budget: a thought with as many tokens that is still open is closed by </think>,
-            which is then not trained on (:mod:`rloo_kit.policy.thinking` says why that is exact).  None keeps what the
-            checkpoint, or the saved adapter, does by itself.
+        use_rslora: scale the LoRA by alpha / sqrt(rank) instead of alpha / rank (arXiv 2312.03732).
+        gradient_checkpointing: whether activations are recomputed in the backward pass: "unsloth", True or False, as
+            unsloth takes it.  "auto" is "unsloth" on a GPU; on a CPU the trainer's plan recomputes if memory is short.
+        thinking: False renders every prompt with thinking off, wherever the policy is used, saved copies included; True
+            leaves it on.  A number is a budget: a thought still open after so many tokens is closed by a </think>
+            that is not trained on (:mod:`rloo_kit.policy.thinking` says why that is exact).  None keeps the setting of
+            the checkpoint, or of the saved adapter.
         seed: for the LoRA's initial values.
         kwargs: unsloth's names for these (model_name, r, random_state, ...) and further arguments of its
             ``from_pretrained`` (token, revision, fast_inference, dtype, ...).
@@ -92,7 +92,7 @@ def load_policy(
     Raises:
         PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.
         OutOfMemoryError: the weights do not fit; the message has the bytes and the smaller checkpoints.
-        ConfigError: a setting out of range, or a tokenizer without what training needs.
+        ConfigError: a setting out of range, or a tokenizer that lacks a pad or eos token.
         ArgumentError: an argument that load_policy does not take, with what to do instead.
     """
     arguments = dict(locals())
@@ -106,7 +106,7 @@ def load_policy(
 
 ALIASES = {"model_name": "name", "r": "lora_rank", "random_state": "seed", "torch_dtype": "dtype"}
 ALIASES["use_gradient_checkpointing"] = "gradient_checkpointing"
-"""Unsloth's names for arguments that have another one here."""
+"""Unsloth's names for arguments that the kit names differently."""
 
 IDLE: Arguments = {
     "lora_dropout": Annotated[float, Interval(ge=0, le=0)],
@@ -115,7 +115,7 @@ IDLE: Arguments = {
     "load_in_fp8": Literal[False] | None,
     **dict.fromkeys(("loftq_config", "modules_to_save")),
 }
-"""What unsloth's notebooks write out beside them, each with the type of the value that asks for nothing."""
+"""Other arguments that unsloth's notebooks write out, each with the type of the values that change nothing."""
 
 DEFAULTS: Arguments = dict(load_policy.__wrapped__.__kwdefaults__, name=None)  # type: ignore[attr-defined]
 HINTS: Arguments = {
@@ -135,21 +135,21 @@ ADVICE = {
 }
 
 NAMES = {*HINTS, *ALIASES, "device_map"} - {"kwargs", "return"}
-"""Every argument that ``load_policy`` takes or answers; others go to unsloth."""
+"""Every argument that ``load_policy`` handles itself; others go to unsloth, unless they look like a misspelling."""
 
 OF_LORA = ("load_in_4bit", "fast_inference", "lora_rank", "lora_alpha", "target_modules", "use_rslora")
 
 
 @dataclass(frozen=True)
 class Asked:
-    name: str | os.PathLike[str] | None  # None takes what suits a first run on the device
+    name: str | os.PathLike[str] | None  # None means the model for a first run on this device
     max_seq_length: int
     gradient_checkpointing: bool | str
     thinking: bool | int | None
     seed: int
-    four_bit: bool | None  # None leaves it to the checkpoint
-    lora: Arguments | None  # by PEFT's names; None where all weights are trained
-    further: Arguments  # for ``FastLanguageModel.from_pretrained`` as they are
+    four_bit: bool | None  # None means that the checkpoint decides
+    lora: Arguments | None  # by PEFT's names; None if all weights are trained
+    further: Arguments  # passed to ``FastLanguageModel.from_pretrained`` unchanged
 
     @property
     def recomputing(self) -> bool | str:
@@ -157,7 +157,7 @@ class Asked:
 
 
 def settled(arguments: Arguments) -> Asked:
-    """What ``load_policy`` was given, by one name each; ArgumentError or ConfigError where it cannot be."""
+    """Check ``load_policy``'s arguments and return them under one name each; raise ArgumentError or ConfigError."""
     if isinstance(token := arguments.get("token"), str):
         redact.hide("load_policy(token)", token)
     given = _by_our_names(arguments)
@@ -235,7 +235,7 @@ def _loaded(source: Source, asked: Asked) -> Policy:
             model = FastLanguageModel.get_peft_model(model, **how)
         if asked.gradient_checkpointing == "auto":
             model.auto_checkpointing = True
-    policy = Policy(model, tokenizer, source.checkpoint)  # type: ignore[arg-type]  # None: by its config
+    policy = Policy(model, tokenizer, source.checkpoint)  # type: ignore[arg-type]  # None: read from the config
     if asked.thinking is not None:
         set_thinking(tokenizer, policy.checkpoint, asked.thinking)
     if longest < asked.max_seq_length != DEFAULTS["max_seq_length"]:
@@ -246,7 +246,7 @@ def _loaded(source: Source, asked: Asked) -> Policy:
 
 @contextlib.contextmanager
 def _uncut() -> Iterator[None]:
-    """Works around: after an ``RLOOConfig(deepspeed=...)`` of ZeRO-3 transformers refuses unsloth's ``device_map``."""
+    """Works around: after an ``RLOOConfig(deepspeed=...)`` of ZeRO-3, transformers refuses unsloth's ``device_map``."""
     from transformers.integrations import deepspeed
 
     configured = deepspeed._hf_deepspeed_config_weak_ref
@@ -262,9 +262,9 @@ def _load(path: str, longest: int, four_bit: bool, asked: Asked) -> tuple[Any, P
     from unsloth import FastLanguageModel
 
     further, on_gpu = dict(asked.further), torch.cuda.is_available()
-    # On a CPU where unsloth was imported before the kit it would take bfloat16 if the CPU has it.
+    # On a CPU with bfloat16, unsloth would take it if it was imported before the kit.
     dtype = further.pop("dtype", None) or (None if on_gpu else prepare.compute_dtype())
-    if dtype == "auto":  # the checkpoint's own, which unsloth takes on a GPU without being told
+    if dtype == "auto":  # the checkpoint's own type, which is unsloth's default on a GPU
         further |= {} if on_gpu else {"dtype": "auto"}
     elif dtype is not None:
         further["dtype"] = getattr(torch, dtype)
@@ -276,7 +276,7 @@ def _load(path: str, longest: int, four_bit: bool, asked: Asked) -> tuple[Any, P
         random_state=asked.seed,
         **further,
     )
-    # Works around: transformers puts layers that do not fit on the GPU into the computer's memory, unless quantised.
+    # Works around: transformers puts unquantised layers that do not fit on the GPU into the computer's memory.
     places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
     if on_gpu and "device_map" not in further and places & {"cpu", "disk"}:
         raise torch.OutOfMemoryError("some of the model's layers do not fit on the GPU")

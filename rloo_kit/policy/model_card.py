@@ -1,4 +1,4 @@
-"""The README.md of what is saved: base and licence, how the last run trained it, and what was measured."""
+"""The README.md of a saved policy: its base and licence, how the last run trained it, and its measured results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rloo_kit.models import Checkpoint
 
 CARD, TAG = "README.md", "rloo-kit"
-OTHERS = ("generated_from_trainer", "[More Information Needed]")  # in a card of TRL, in one of PEFT
+OTHERS = ("generated_from_trainer", "[More Information Needed]")  # in TRL's cards; in PEFT's cards
 
 Facts = Mapping[str, Mapping[str, object]]
 """Heading -> name -> value."""
@@ -31,7 +31,7 @@ def written(
     audits: Iterable[Audit] = (),
     run: Facts | None = None,
 ) -> str:
-    """The card as Markdown: of the base, what is saved ("LoRA adapter"), what was measured, and how it was trained."""
+    """Return the card as Markdown: the base, the saved form ("LoRA adapter"), how it was trained, and its results."""
     from huggingface_hub import ModelCardData
 
     name = checkpoint.repository
@@ -63,7 +63,7 @@ def written(
 
 
 def remembered(model: object, tokenizer: PreTrainedTokenizerBase) -> Facts:
-    """What the last trainer stored on the model, and how prompts are rendered if not plainly."""
+    """Return what the last trainer stored on the model, and the thinking setting if it is off or a budget."""
     facts, thinking = dict(getattr(model, "trained_by", {})), setting_of(tokenizer)
     if thinking is not True:
         means = f"</think> is put after {thinking} tokens of a thought" if thinking else "off in every prompt"
@@ -76,7 +76,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def may_be_written(folder: Path) -> bool:
-    """Whether a folder has no card, or one by the kit, by TRL or by PEFT, and not the user's."""
+    """Whether a folder has no card, or one that the kit, TRL or PEFT wrote rather than the user."""
     text = _text(folder)
     return text == "" or any(mark in text for mark in (f"- {TAG}\n", *OTHERS))
 

@@ -1,4 +1,4 @@
-"""``Policy``: a model and its tokenizer; it samples completions and saves what was trained."""
+"""``Policy``: a model and its tokenizer; it samples completions and saves the trained weights."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Completion:
 class Policy:
     """A model, its tokenizer, and its checkpoint's shape; ``base`` is the folder or hub id that training began with.
 
-    ``Policy(model, tokenizer)`` also takes a model made by hand, with ``FastLanguageModel`` and ``get_peft_model``: its
-    shape is read from its config, the tokenizer gets a pad, the model every eos id (else a ConfigError), and the LoRA's
-    dropout is switched off.
+    ``Policy(model, tokenizer)`` also takes a model made by hand with ``FastLanguageModel`` and ``get_peft_model``.  Its
+    shape is read from its config, the tokenizer gets a pad token and the model every eos id (a ConfigError if either is
+    missing), and the LoRA's dropout is switched off.
     """
 
     model: PeftModel
@@ -64,12 +64,12 @@ class Policy:
 
     def __post_init__(self) -> None:
         base = resolve.base_of(self.model)
-        # A whole path, wherever a later cell changes the directory to.
+        # An absolute path stays valid if a later cell changes the working directory.
         object.__setattr__(self, "base", os.path.realpath(base) if Path(base).is_dir() else base)
-        for config in getattr(self.model, "peft_config", {}).values():  # also a run's checkpoints name it so
+        for config in getattr(self.model, "peft_config", {}).values():  # so that a run's checkpoints name it too
             config.base_model_name_or_path = lasting_name(base)
         complete(self.model, self.tokenizer)
-        self.model._saved_temp_tokenizer = self.tokenizer  # unsloth's name; the model may be all that a trainer gets
+        self.model._saved_temp_tokenizer = self.tokenizer  # unsloth's name; a trainer may get only the model
         without_dropout(self.model)
         cpu_products.use(self.model)
         if self.checkpoint is None:
@@ -86,17 +86,17 @@ class Policy:
 
     @property
     def has_lora(self) -> bool:
-        """Whether a LoRA is trained, and not all weights."""
+        """Whether a LoRA is trained, rather than all weights."""
         return hasattr(self.model, "peft_config")
 
     @property
     def thinking(self) -> bool | int:
-        """Whether the policy may think before it answers, or for how many tokens: ``load_policy(thinking=...)``."""
+        """Whether the policy may think before it answers, or its budget in tokens: ``load_policy(thinking=...)``."""
         return self.checkpoint.thinks != "never" and setting_of(self.tokenizer)
 
     @property
     def checkpoints_activations(self) -> bool:
-        """Whether layers are computed again for their gradients: ``load_policy(gradient_checkpointing=...)``."""
+        """Whether activations are recomputed in the backward pass: ``load_policy(gradient_checkpointing=...)``."""
         return any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
 
     @property
@@ -107,11 +107,11 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """The device on which the model computes."""
         return hardware.where_computed(self.model)
 
     def tokenize(self, prompts: Sequence[Prompt], **template: object) -> list[list[int]]:
-        """Token ids of each prompt; a conversation goes through the chat template, with the generation prompt and
+        """Return each prompt's token ids; a conversation goes through the chat template, with the generation prompt and
         ``template``'s arguments, such as ``enable_thinking=False``."""
         check_thinking(self.tokenizer, template)
         render = functools.partial(
@@ -137,21 +137,21 @@ class Policy:
         begun: Sequence[Sequence[int]] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
-        """Sample ``n`` completions of each prompt; those of one prompt are adjacent.
+        """Sample ``n`` completions of each prompt; completions of one prompt are adjacent.
 
         Args:
             n: completions per prompt; ``len(result) == n * len(prompts)``.
             max_new_tokens: where a completion is cut, in tokens.
             temperature, top_p, top_k, min_p: as in TRL's config; not with greedy.
             greedy: take the most probable token each time.
-            batch_size: rows in the model at once; None fits it to the free memory.  Halved where memory runs out.
-            seed: for this call only; the random state outside is left as it was.
+            batch_size: rows sampled at once; None fits it to the free memory.  Halved if memory runs out.
+            seed: for this call only; the random state outside is unchanged.
             chat_template_kwargs: arguments of the chat template, as in training: {"enable_thinking": False}.
-            begun: of each prompt the ids that its completions begin with, such as one that was cut, to go on from.
-            progress: called with the number of completions that are done, after each batch.
+            begun: for each prompt, the ids that its completions begin with, such as a truncated completion to continue.
+            progress: called after each batch with the number of completions sampled so far.
 
         Raises:
-            ConfigError: no list of prompts, a number out of range, a temperature beside greedy, or a prompt longer than
+            ConfigError: no list of prompts, a number out of range, a temperature with greedy, or a prompt longer than
                 the policy was loaded for.
         """
         several = hasattr(prompts, "__len__") and len(prompts) and not isinstance(prompts, str | dict)
@@ -202,7 +202,7 @@ class Policy:
         return completions
 
     def fitting_batch_size(self, tokens: int) -> int:
-        """Rows of that many tokens whose key-value cache takes half of the free memory; at most 64, on a CPU 32."""
+        """Return how many rows of so many tokens have a KV cache of half the free memory: at most 64; on a CPU 32."""
         if self.device.type != "cuda":
             return 32  # at vocabulary 151,936 the logits of more rows pass a gigabyte
         return max(1, min(64, self._free_bytes() // 2 // (self.checkpoint.kv_bytes_per_token * tokens)))
@@ -214,11 +214,11 @@ class Policy:
 
 
 NO_EFFECT = {"temperature": (1.0, 0.0), "top_p": (1.0,), "top_k": (0,), "min_p": (None, 0.0)}
-"""Arguments of sampling, with the values that change nothing where the most probable token is taken."""
+"""Sampling arguments, each with the values that change nothing under greedy search."""
 
 
 def check_sampling(greedy: bool, **given: object) -> None:
-    """Check arguments of :meth:`Policy.generate`: numbers in range, and greedy search that is not asked to sample."""
+    """Check arguments of :meth:`Policy.generate`: numbers in range, and no sampling settings with greedy search."""
     for name, idle in NO_EFFECT.items() if greedy else ():
         if given.pop(name, idle[0]) not in idle:
             what = f"greedy takes the most probable token each time, so {name} would have no effect"
@@ -230,7 +230,7 @@ def check_sampling(greedy: bool, **given: object) -> None:
 
 
 def warn_of_temperature(policy: Policy, temperature: float) -> None:
-    """Say once that a policy is to be sampled at TRL's default of 1 though its checkpoint asks for less."""
+    """Warn once if a policy is to be sampled at TRL's default temperature of 1 though its checkpoint asks for less."""
     best, model = policy.checkpoint.temperature, vars(policy.model)
     if temperature == 1.0 and best < 1.0 and not model.get("warned_of_temperature"):
         model["warned_of_temperature"] = True
@@ -241,7 +241,7 @@ def warn_of_temperature(policy: Policy, temperature: float) -> None:
 
 def _check_prompts(rows: list[list[int]], limit: int | None) -> None:
     """Works around: on a GPU unsloth truncates a long prompt's ids, but not their positions."""
-    if [] in rows:  # a row of padding alone
+    if [] in rows:  # its row would be padding only
         where = f"Policy.generate, prompts[{rows.index([])}]"
         raise ConfigError("a prompt is empty", where=where, todo="write something, or leave it out")
     index, longest = max(enumerate(map(len, rows)), key=lambda pair: pair[1])
@@ -253,7 +253,7 @@ def _check_prompts(rows: list[list[int]], limit: int | None) -> None:
 
 @contextlib.contextmanager
 def _sampling(model: PeftModel, seed: int | None) -> Iterator[None]:
-    # unsloth's inference mode, which decodes fast on a GPU; random numbers of this call's own where it has a seed.
+    # Use unsloth's inference mode, which decodes fast on a GPU, and a random state of this call's own if it has a seed.
     import torch
 
     was_training, by_unsloth = model.training, hasattr(model, "for_inference")
@@ -275,9 +275,9 @@ def _sampling(model: PeftModel, seed: int | None) -> Iterator[None]:
 
 
 def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Give the tokenizer a pad token that is not an eos token, and the model every eos id; else a ConfigError.
+    """Give the tokenizer a pad token that is no eos token, and the model every eos id; ConfigError if one is missing.
 
-    With pad = eos a padded row looks finished, and TRL counts a truncated completion as terminated.
+    With pad = eos, a padded row looks finished, and TRL counts a truncated completion as terminated.
     """
     vocabulary, declared = tokenizer.get_vocab(), model.generation_config.eos_token_id
     eos = [*declared] if isinstance(declared, list) else [declared]
@@ -297,12 +297,12 @@ def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None
     for config in (model.config, model.generation_config):
         config.pad_token_id, config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id
     model.config.eos_token_id = tokenizer.eos_token_id
-    # Works around: unsloth_zoo sets it on a GPU, and every call then warns that max_new_tokens overrules it.
+    # Works around: unsloth_zoo sets max_length on a GPU, and every call then warns that max_new_tokens overrides it.
     model.generation_config.max_length = None
 
 
 def without_dropout(model: torch.nn.Module) -> None:
-    """Switch the LoRA's dropout off, with a warning: no two forward passes drop the same."""
+    """Switch off the LoRA's dropout, with a warning: each forward pass would drop other units."""
     for config in getattr(model, "peft_config", {}).values():
         if rate := getattr(config, "lora_dropout", 0):
             why = "with it the on-policy ratio would differ from 1"

@@ -1,6 +1,6 @@
-"""Find a policy by its name: an entry of the catalogue, a folder, or a repository of the hub.
+"""Find a policy by its name: a catalogue entry, a folder, or a hub repository.
 
-It loads no weights.  Here is also all that is checked of a saved adapter.
+It loads no model.  All checks of a saved adapter are here too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ANEW = "copy the folder anew, or take a run's checkpoint-N"
 HUB_SECONDS = 9.0  # the hub's library itself retries for longer
 
 OF_FILES = ["*.json", "adapter_model*", "*.jinja", "*.txt", "*.model"]
-"""What an adapter's repository is read for: not its optimizer, nor a run's other checkpoints."""
+"""Files to download from an adapter's repository: not its optimizer, nor a run's other checkpoints."""
 
 Place = str | os.PathLike[str]
 
@@ -42,19 +42,19 @@ Place = str | os.PathLike[str]
 class Source:
     path: str  # a folder or a hub id, for unsloth
     checkpoint: Checkpoint | None
-    base: str  # folder or hub id of the weights: those below an adapter, else the path
+    base: str  # folder or hub id of the base weights: below an adapter its base, else the path
     is_adapter: bool = False
 
 
 def resolve(name: Place, four_bit: bool | None, token: str | None = None, **place: Any) -> Source:
-    """The source of a name as ``load_policy`` takes it, else a PolicyNotFoundError; an adapter's files are fetched.
+    """Return the source for a name as ``load_policy`` takes it, and download an adapter's files.
 
-    ``place``: revision and cache_dir.
+    ``place``: revision and cache_dir.  Raises PolicyNotFoundError if the name leads to no policy.
     """
     text = os.fspath(name)
     if is_folder(text, expanded(name)):
         return _of_folder(str(expanded(name)))
-    if (own := text.lower()) in BUNDLED:  # not by its hub id, whose weights are others
+    if (own := text.lower()) in BUNDLED:  # not its hub id, which names other weights
         path = str(BUNDLED[own].checkpoint())
         return Source(path, CATALOGUE[own], path)
     if (checkpoint := find(text)) is not None:
@@ -75,7 +75,7 @@ def resolve(name: Place, four_bit: bool | None, token: str | None = None, **plac
 
 
 def expanded(name: Place) -> Path:
-    """A path as a user writes it, with "~"."""
+    """Expand "~" in a path that a user wrote."""
     return Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
 
@@ -84,7 +84,7 @@ def _may_be_on_hub(name: str) -> bool:
 
 
 def bundled_at(checkpoint: Checkpoint, base: str) -> str:
-    """The folder of the bundled weights that a base stands for; "" where there are none, or others, as at a hub id."""
+    """Return the folder of the bundled weights that a base stands for; "" if none, or if the base is a hub id."""
     own = None if _may_be_on_hub(base) else BUNDLED.get(checkpoint.name)
     return str(own.checkpoint()) if own else ""
 
@@ -107,7 +107,7 @@ def _of_folder(folder: str) -> Source:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """A configuration's JSON; a PolicyNotFoundError where it is none."""
+    """Read a configuration's JSON; raise PolicyNotFoundError if it is no JSON object."""
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except ValueError as error:
@@ -116,28 +116,28 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def base_of(model: PeftModel | PreTrainedModel) -> str:
-    """The folder or hub id of the weights below a LoRA, or of those that training began with."""
+    """Return the folder or hub id of the weights below a LoRA, or of the weights that full training began with."""
     config = getattr(model, "peft_config", {}).get("default")
     named = config and config.base_model_name_or_path
     return str(named or getattr(getattr(model, "config", None), "_name_or_path", ""))
 
 
 def base_named(name: Place) -> str:
-    """The base of what ``load_policy(name)`` would load, as far as a folder on this machine says."""
+    """Return the base that a local adapter folder names; for any other name, the name itself as a path."""
     config = expanded(name) / ADAPTER_CONFIG
     return str(read(config).get(BASE) or "") if config.is_file() else str(expanded(name))
 
 
 def checkpoint_of_model(model: PeftModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
-    """The checkpoint that a loaded model is of: of the catalogue by its name, or by its config."""
+    """Return a loaded model's checkpoint: the catalogue's entry for its base, else one made from its config."""
     base = base_of(model)
     known = of_base(base) or models.trained_from(vars(model.config), base)
     return known or models.checkpoint_from_config(lasting_name(base), model.config, tokenizer.chat_template)
 
 
 def trained_length(source: Source, further: Mapping[str, Any]) -> int | None:
-    """Tokens that the base was trained for, if its config says so.  Works around: for a longer ``max_seq_length``
-    unsloth rescales the position embedding on a GPU with only a warning, and the policy is a different one."""
+    """Return the base's trained length in tokens, if its config has it.  Works around: for a longer ``max_seq_length``
+    unsloth rescales the position embedding on a GPU with only a warning, which changes the policy."""
     from transformers import AutoConfig
 
     names = ("token", "cache_dir", "trust_remote_code", *(() if source.is_adapter else ("revision",)))
@@ -147,7 +147,7 @@ def trained_length(source: Source, further: Mapping[str, Any]) -> int | None:
 
 @contextlib.contextmanager
 def portable(source: Source) -> Iterator[str]:
-    """The path to load; for an adapter whose base another machine made, a copy that names this machine's."""
+    """Yield the path to load; if an adapter names another machine's base, a copy that names this machine's."""
     if not source.is_adapter or base_named(source.path) == source.base:
         yield source.path
         return
@@ -160,7 +160,7 @@ def portable(source: Source) -> Iterator[str]:
 
 
 def check_adapter(path: str, lora: Mapping[str, Any] | None) -> set[str]:
-    """Names of a saved adapter's matrices, which are whole and finite; a warning where it is not the LoRA asked for."""
+    """Return the matrix names of a saved adapter that is whole and finite; warn if it is not the LoRA asked for."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -187,7 +187,7 @@ def check_adapter(path: str, lora: Mapping[str, Any] | None) -> set[str]:
 
 
 def check_attached(model: PeftModel, saved: set[str], path: str) -> None:
-    """Refuse a policy that got only some of the adapter's weights: PEFT warns of the missing, and drops the others."""
+    """Refuse a policy that got only some of the adapter's weights: PEFT only warns of missing ones, drops others."""
     from peft import get_peft_model_state_dict
 
     attached = {n for n in get_peft_model_state_dict(model, save_embedding_layers=False) if "lora_" in n}
@@ -202,10 +202,10 @@ def check_attached(model: PeftModel, saved: set[str], path: str) -> None:
 def check_hub(
     repository: str, token: str | None, *, revision: str | None = None, cache_dir: str | Path | None = None
 ) -> bool:
-    """Whether a repository of the hub, or of its cache, is an adapter.
+    """Whether a repository on the hub, or in its local cache, is an adapter.
 
     Raises:
-        PolicyNotFoundError: neither has it, or the hub refuses or is not reached in 9 seconds.
+        PolicyNotFoundError: neither has it, or the hub refuses or does not answer within 9 seconds.
     """
     from huggingface_hub import model_info, try_to_load_from_cache
 
@@ -220,7 +220,7 @@ def check_hub(
 
 @contextlib.contextmanager
 def hub_explained(repository: str) -> Iterator[None]:
-    """While inside, what the hub's library raises is a PolicyNotFoundError: in its words, unless it is not reached."""
+    """Turn errors of the hub's library into a PolicyNotFoundError, in the hub's words if the hub was reached."""
     import httpx
     from huggingface_hub import constants, errors
 
@@ -228,7 +228,7 @@ def hub_explained(repository: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause: BaseException | None = error  # transformers wraps it in an OSError of its own
+        cause: BaseException | None = error  # transformers wraps the hub's error in its own OSError
         while cause and not isinstance(cause, (*silent, httpx.HTTPError)):
             cause = cause.__cause__ or cause.__context__
         if cause is None or isinstance(error, RLOOKitError):

@@ -1,7 +1,7 @@
 """Write a policy's weights, tokenizer and card: the adapter, one merged checkpoint, or a GGUF file.
 
-Each is written whole or not at all, and over nothing that is needed.  PEFT merges and llama.cpp's converter converts;
-nothing is installed, as unsloth's ``save_pretrained_gguf`` would by the system's package manager.
+Each is written whole or not at all, and never over files that are needed.  PEFT merges and llama.cpp's converter
+converts; nothing is installed, while unsloth's ``save_pretrained_gguf`` would use the system's package manager.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WRITTEN = {
     "adapter": _ADAPTER,
     "checkpoint": _ADAPTER + r"|(generation_)?config\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?",
 }
-"""Files that an earlier save of a kind may have left; any other is the user's."""
+"""Kind of save -> pattern of the files that an earlier one may have left; any other file is the user's."""
 GGUF = "GGUF file"
 
 
@@ -53,15 +53,15 @@ GGUF = "GGUF file"
 
 
 def check_target(target: Path, where: str, base: str = "", kind: str = "") -> None:
-    """Refuse, with a ConfigError, a place where a save would delete what the kit did not write, or the policy's base.
+    """Raise ConfigError if a save at this place would delete the policy's base, or files that the kit did not write.
 
-    ``kind`` is what will be written: it replaces its like alone; "" where that is not known yet.  ``target`` has every
-    link followed.
+    ``kind`` is what will be written, which may only replace the same kind; "" means not known yet.  ``target`` has
+    every link resolved.
     """
     names = {path.name for path in target.iterdir()} - {".DS_Store"} if target.is_dir() else set()
     there = "adapter" if ADAPTER_CONFIG in names else "checkpoint" if model_card.is_ours(target) else ""
     earlier_file = kind == GGUF and target.is_file() and target.suffix == ".gguf"
-    names -= {".ipynb_checkpoints"} if there else set()  # Jupyter's copies of what is replaced
+    names -= {".ipynb_checkpoints"} if there else set()  # Jupyter's copies of the replaced files
     kept = re.compile(WRITTEN.get(there, ""))
     foreign = [name for name in names if not kept.fullmatch(name) or (target / name).is_dir()]
     if target == Path.cwd():
@@ -70,7 +70,7 @@ def check_target(target: Path, where: str, base: str = "", kind: str = "") -> No
         fault = "the policy's own base is there, and would be replaced"
     elif foreign:
         fault = f"the folder holds more than a save, and would be replaced: {', '.join(sorted(foreign)[:3])}"
-    elif target.exists() and not target.is_dir() and not earlier_file:  # /dev/null is no file
+    elif target.exists() and not target.is_dir() and not earlier_file:  # is_file() would miss /dev/null
         fault = "a file or a device is there, and would be replaced"
     elif kind and there not in ("", kind):
         fault = f"another kind of save is there, and would be replaced: {there}"
@@ -81,7 +81,7 @@ def check_target(target: Path, where: str, base: str = "", kind: str = "") -> No
 
 @contextlib.contextmanager
 def replacing(target: Path, where: str) -> Iterator[Path]:
-    """A place to write into, which then takes the target's; what was there stays until all is written."""
+    """Yield a place to write to, then move it to the target; the target's old content stays until all is written."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
@@ -95,7 +95,7 @@ def replacing(target: Path, where: str) -> Iterator[Path]:
                 if old.exists() and not target.exists():
                     old.replace(target)
     except Exception as error:
-        # safetensors and tokenizers write in Rust, and have errors of their own for a full disk.
+        # safetensors and tokenizers write from Rust, and raise their own errors for a full disk.
         of_disk = isinstance(error, OSError) or "os error" in str(error)
         if isinstance(error, RLOOKitError) or not of_disk:
             raise
@@ -106,9 +106,9 @@ def replacing(target: Path, where: str) -> Iterator[Path]:
 
 
 def check_finite(model: torch.nn.Module, where: str, todo: Callable[[], str]) -> None:
-    """Refuse, with a NonFiniteError, a model that has a trained weight, as far as this process holds it, that is NaN or
-    infinite; ``todo`` is called where there is one."""
-    # Of a parameter that ZeRO-3 has cut, this process's part.
+    """Raise NonFiniteError if a trained weight is NaN or infinite in the part that this process holds; ``todo`` is
+    called only then."""
+    # ``ds_tensor`` is this process's part of a parameter that ZeRO-3 has sharded.
     held = {name: getattr(p, "ds_tensor", p).detach() for name, p in _trained(model)}
     if bad := [name for name, weight in held.items() if not weight.isfinite().all()]:
         what = f"{len(bad)} of {len(held)} trained tensors are not finite, and they are not saved"
@@ -121,8 +121,8 @@ def _trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 
 @contextlib.contextmanager
 def _gathered(model: torch.nn.Module) -> Iterator[None]:
-    """What ZeRO-3 has cut is whole while inside; all processes enter it, and wait for each other at the end.  FSDP's
-    policies are saved by the trainer."""
+    """Gather the trained weights that ZeRO-3 has sharded; all processes enter, and wait for each other at the end.
+    Under FSDP the trainer itself saves the policy."""
     import torch
 
     with contextlib.ExitStack() as stack:
@@ -138,9 +138,9 @@ def _gathered(model: torch.nn.Module) -> Iterator[None]:
 def _write(
     policy: Policy, folder: Place, where: str, form: str, weights: Callable[[Path], Facts], **measured: Any
 ) -> Path:
-    """Weights, tokenizer and card into a folder that takes the named one's place when all is written.
+    """Write weights, tokenizer and card to a folder that replaces the named one once all is written.
 
-    ``weights`` writes them into a folder and gives what the card is to say of that.
+    ``weights`` writes the weights to a folder and returns the facts about them for the card.
     """
     named = expanded(folder)
     target, where = Path(os.path.realpath(named)), f"{where}({os.fspath(folder)!r})"
@@ -162,13 +162,13 @@ def _write(
 def save(
     policy: Policy, folder: Place, *, results: Mapping[str, Evaluation] | None = None, audits: Iterable[Audit] = ()
 ) -> Path:
-    """Write adapter, tokenizer and a model card; where all weights were trained, the whole checkpoint.
+    """Write the adapter, or the whole checkpoint if all weights were trained, with tokenizer and model card.
 
-    ``load_policy(folder)`` reads them back.  The folder is new or an earlier save's, which is replaced when all is
-    written.  In a run of several processes all have to call it.
+    ``load_policy(folder)`` reads them back.  The folder is new or an earlier save, which is replaced once all is
+    written.  In a run of several processes, all must call it.
 
     Args:
-        results, audits: for the card, evaluations by name, {"before": before, "after": after}, and of the rewards.
+        results, audits: for the card: evaluations by name, {"before": before, "after": after}; audits of the rewards.
 
     Raises:
         ConfigError: the place is a file, a folder that holds more than an earlier save, or the policy's own base.
@@ -181,7 +181,7 @@ def save(
 
 
 def _write_own(policy: Policy, place: Path) -> Facts:
-    """The adapter, without the trainer's "ref", which PEFT would write too; or all weights where all were trained."""
+    """Write the adapter without the trainer's "ref", which PEFT would write too; or all weights if all were trained."""
     chosen = {"selected_adapters": ["default"]} if policy.has_lora else {}
     policy.model.save_pretrained(str(place), **chosen)
     return {}
@@ -189,7 +189,7 @@ def _write_own(policy: Policy, place: Path) -> Facts:
 
 # --- one merged checkpoint --------------------------------------------------------------------------------
 
-ENOUGH = 0.9  # of the update, below which a merge is warned of
+ENOUGH = 0.9  # share of the update; a merge that keeps less gives a warning
 PROMPT = "What is 17 + 25?"
 INSTEAD = "float32 (dtype='float32', quantization='f32'), or keep the adapter: policy.save(folder)"
 
@@ -203,20 +203,20 @@ def save_merged(
     results: Mapping[str, Evaluation] | None = None,
     audits: Iterable[Audit] = (),
 ) -> Path:
-    """Write one checkpoint, base and LoRA in one, for anything that reads Hugging Face's format.
+    """Write base and LoRA merged into one checkpoint, for anything that reads Hugging Face's format.
 
-    The base is loaded unquantised, in the computer's own memory, so the policy may be in 4 bit.  A type of few bits
-    rounds a small update away: the share that is kept is printed, with a warning under 90 %.
+    The base is loaded unquantised into the computer's own memory, so the policy may be in 4 bit.  Types of few bits
+    round small updates away: the share that is kept is printed, with a warning below 90 %.
 
     Args:
         folder, results, audits: as for :meth:`save`.
-        dtype: "float16", "bfloat16" or "float32", or torch's own.  None takes float16, which has three bits more than
-            bfloat16, and bfloat16 where weights or logits are out of float16's range.
-        base: folder or hub id of the base's unquantised weights; None takes what the policy was loaded from.
+        dtype: "float16", "bfloat16" or "float32", or torch's own.  None takes float16, which has three more mantissa
+            bits than bfloat16, or bfloat16 if weights or logits are out of float16's range.
+        base: folder or hub id of the base's unquantised weights; None takes those of the policy's own base.
 
     Raises:
         PolicyNotFoundError: the base's unquantised weights are neither on this machine nor on the hub.
-        ConfigError: it is another base, its weights are out of float16's range, or as :meth:`save`.
+        ConfigError: another base than the policy's, a weight out of the type's range, or as for :meth:`save`.
     """
     given = {"dtype": dtype and str(dtype).removeprefix("torch.")}
     hints = {"dtype": Literal["float16", "bfloat16", "float32"] | None}
@@ -231,7 +231,7 @@ def save_merged(
 
 
 def sixteen_bit_base(checkpoint: Checkpoint, base: str) -> str:
-    """The folder or hub id of the unquantised weights below an adapter that names this base."""
+    """Return the folder or hub id of the unquantised weights for an adapter that names this base."""
     if own := resolve.bundled_at(checkpoint, base):
         return own
     config = Path(base) / "config.json"
@@ -245,10 +245,10 @@ def sixteen_bit_base(checkpoint: Checkpoint, base: str) -> str:
 
 
 def _write_merged(policy: Policy, place: Path, base: str, dtype: str | None) -> Facts:
-    """The base with the adapter in it, merged in the computer's own memory.
+    """Write the base with the adapter merged in, by way of the computer's own memory.
 
-    None takes float16, and bfloat16 where a weight or what the model computes of a prompt is out of float16's range:
-    what loads the checkpoint computes in its type.
+    ``dtype`` None takes float16, or bfloat16 if a weight, or a logit for a test prompt, is out of float16's range: a
+    program that loads the checkpoint also computes in its type.
     """
     import torch
     from peft import PeftModel
@@ -285,10 +285,10 @@ def _write_merged(policy: Policy, place: Path, base: str, dtype: str | None) -> 
 
 
 def _kept_of_update(policy: Policy, model: Any, dtype: str, base: str) -> float:
-    """How much of what was learned is left when ``W + dW`` is rounded to the type of ``W``.
+    """Return the share of the learned update that is left when ``W + dW`` is rounded to the type of ``W``.
 
-    ``<round(W + dW) - W, dW> / <dW, dW>`` over all layers: 1 where nothing is rounded away, 0 where every weight is
-    rounded back to the base's.  A ConfigError where weights, but for those in 4 bit, are not the base's.
+    ``<round(W + dW) - W, dW> / <dW, dW>`` over all layers: 1 if nothing is rounded away, 0 if every weight is rounded
+    back to the base's.  Raises ConfigError if the policy's weights, except those in 4 bit, are not the base's.
     """
     import torch
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -327,17 +327,17 @@ def save_gguf(
     llama_cpp: Place | None = None,
     base: Place | None = None,
 ) -> Path:
-    """Write a GGUF file by llama.cpp's converter, of a merged checkpoint; nothing is installed.
+    """Write a GGUF file of the merged checkpoint with llama.cpp's converter; nothing is installed.
 
     Args:
-        file: its name; an earlier .gguf is replaced.
-        quantization: f32, f16, bf16 or q8_0; llama.cpp's ``llama-quantize`` makes smaller ones of an f16.
-        llama_cpp: the folder of llama.cpp, or its converter; None looks on the PATH.
+        file: its path; an earlier .gguf is replaced.
+        quantization: f32, f16, bf16 or q8_0; llama.cpp's ``llama-quantize`` makes smaller files from an f16 one.
+        llama_cpp: the folder of llama.cpp, or its converter; None searches the PATH.
         base: as for :meth:`save_merged`.
 
     Raises:
-        ConfigError: another quantization, a place that is no GGUF file, or a model that llama.cpp does not know.
-        PolicyNotFoundError: no converter, with the commands that bring it.
+        ConfigError: another quantization, a place taken by something else, or a model that llama.cpp does not know.
+        PolicyNotFoundError: no converter; the message has the commands that install it.
     """
     named, where = expanded(file), f"Policy.save_gguf({os.fspath(file)!r})"
     if quantization not in BY_CONVERTER:
@@ -361,7 +361,7 @@ def save_gguf(
 
 
 def _converter(place: Place | None) -> list[str]:
-    """The command of llama.cpp's converter: the place itself, in it, or on the PATH."""
+    """Return the command of llama.cpp's converter, found at the place, inside it, or on the PATH."""
     folders = [expanded(place)] if place else [Path(sys.executable).parent, *map(Path, os.get_exec_path())]
     tried = (folder if folder.is_file() else folder / name for folder in folders for name in CONVERTERS)
     for program in filter(Path.is_file, tried):

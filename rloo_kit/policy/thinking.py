@@ -1,8 +1,8 @@
 """Thinking on, off or limited: ``load_policy(thinking=...)`` is written into the chat template, which a save keeps.
 
-False renders prompts with the thought closed.  A number N is a budget: a thought with N tokens that is still open is
-closed, as in s1's budget forcing (Muennighoff et al. 2025, arXiv 2501.19393) and Qwen3's thinking budget (arXiv
-2505.09388).  What the budget forces was not drawn from the policy, so it is not trained on.
+False renders prompts with the thought closed.  A number N is a budget: a thought still open after N tokens is closed,
+as in s1's budget forcing (Muennighoff et al. 2025, arXiv 2501.19393) and Qwen3's thinking budget (arXiv 2505.09388).
+A token that the budget forces was not drawn from the policy, so it is not trained on.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     from rloo_kit.models import Checkpoint
 
 NO_THOUGHT = "{%- if enable_thinking is not defined %}{%- set enable_thinking = false %}{%- endif %}"
-"""Before a hybrid Qwen3's chat template: thinking is off wherever a call does not say."""
+"""Put before a hybrid Qwen3's chat template, it turns thinking off unless a call says otherwise."""
 
 BUDGET = re.compile(r"\{#- thinking_budget=(\d+) -#\}")
-"""Before a chat template, as a comment: the kit reads it, and others render what they rendered."""
+"""A comment before a chat template: the kit reads it, and the template renders as before for other programs."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Closes a thought that has ``tokens`` tokens and is still open: a ``LogitsProcessor`` of transformers.
+    """Close a thought that is still open after ``tokens`` tokens: a ``LogitsProcessor`` of transformers.
 
-    Tokens are counted from <think> on, whether the prompt or the completion has it.  Where the count is full, the
-    sampled process has one continuation, </think>, whatever the policy says.  So a close at that place is always
-    forced, and :meth:`forced` finds it from the ids alone: one that the policy would have drawn there is forced too.
+    Tokens are counted from <think> on, whether the prompt or the completion has it.  When the budget is spent, the
+    sampled process has one continuation, </think>, whatever the policy says.  So a </think> at that place is always
+    forced, even if the policy would have drawn it, and :meth:`forced` finds it from the ids alone.
 
-    The gradient of the process's expected reward has a term for each token that is drawn, and none for one that is
-    forced, whose chance is 1 under every policy: E[R sum over drawn t of grad log pi(o_t | o_<t)].  For the same reason
-    it is in no ratio, no KL term and no entropy.
+    The gradient of the process's expected reward has a term for each drawn token, and none for a forced one, whose
+    probability is 1 under every policy: E[R sum over drawn t of grad log pi(o_t | o_<t)].  For the same reason a forced
+    token is left out of the ratio, the KL term and the entropy.
     """
 
     tokens: int
     markers: ThinkTokens
 
     def full(self, ids: torch.Tensor) -> torch.Tensor:
-        """Of ids (rows, tokens), prompts included: after which of them a thought is open and the budget spent."""
+        """Mark each of the ids (rows, tokens), prompts included, after which a thought is open and the budget spent."""
         place, ends = ids.new_ones(ids.shape).cumsum(1), ids == self.markers.close_id
         for eos_id in self.markers.eos_ids:
             ends |= ids == eos_id
@@ -53,7 +53,7 @@ class Budget:
         return (opened > (place * ends).cummax(1).values) & (place - opened >= self.tokens)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Scores (rows, vocabulary) of the next token, with </think> alone where the budget is spent."""
+        """Return scores (rows, vocabulary) of the next token, which leave only </think> where the budget is spent."""
         full = self.full(input_ids)[:, -1]
         if not full.any():
             return scores
@@ -62,7 +62,7 @@ class Budget:
         return closing
 
     def forced(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[bool]:
-        """Which tokens of a completion the budget put there."""
+        """Return, for each token of a completion, whether the budget forced it."""
         import torch
 
         full = self.full(torch.tensor([[*prompt_ids, *completion_ids]]))[0].tolist()
@@ -70,20 +70,20 @@ class Budget:
 
 
 def setting_of(tokenizer: PreTrainedTokenizerBase) -> bool | int:
-    """False where prompts are rendered with thinking off, a budget of tokens, or True."""
+    """Return False if prompts are rendered with thinking off, a budget in tokens if there is one, else True."""
     template = str(getattr(tokenizer, "chat_template", None) or "")
     budget = BUDGET.match(template)
     return int(budget[1]) if budget else not template.startswith(NO_THOUGHT)
 
 
 def budget_of(tokenizer: PreTrainedTokenizerBase) -> Budget | None:
-    """The budget of what this tokenizer renders, if it has one."""
+    """Return the budget in this tokenizer's chat template; None if it has none."""
     tokens = setting_of(tokenizer)
     return None if isinstance(tokens, bool) else Budget(tokens, ThinkTokens.from_tokenizer(tokenizer))
 
 
 def set_thinking(tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, thinking: bool | int) -> None:
-    """Write it into the chat template; a ConfigError where the checkpoint always, or never, thinks."""
+    """Write the setting into the chat template; ConfigError if the checkpoint only ever does the opposite."""
     if (checkpoint.thinks, bool(thinking)) in (("always", False), ("never", True)):
         others = "qwen3-1.7b thinks by choice" if thinking else "qwen3-4b-instruct answers at once"
         where = f"load_policy({checkpoint.name!r}, thinking={thinking})"
@@ -98,7 +98,7 @@ def set_thinking(tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, thi
 
 
 def check_thinking(tokenizer: PreTrainedTokenizerBase, template: Mapping[str, object]) -> None:
-    """Refuse a call that asks a policy to think that was loaded not to, with a ConfigError."""
+    """Raise ConfigError if a call asks for thinking from a policy that was loaded with thinking off."""
     if template.get("enable_thinking") and setting_of(tokenizer) is False:
         where = "chat_template_kwargs={'enable_thinking': True}"
         todo = "load_policy(..., thinking=True), or leave enable_thinking out"

@@ -1,8 +1,8 @@
 """Hold 4-bit weights in 16 bit while completions are sampled, on a GPU with room for it.
 
-Works around: for each token of more than a few rows unsloth makes every 4-bit matrix in 16 bit and multiplies with it
-(kernels/utils.py, ``fast_linear_forward``), which moves nine times the bytes of the 4-bit matrix.  Made once a batch
-the values are the same, and a token moves four times those bytes.
+Works around: for each token of more than a few rows, unsloth converts every 4-bit matrix to 16 bit to multiply with it
+(kernels/utils.py, ``fast_linear_forward``), which moves nine times the bytes of the 4-bit matrix.  Converted once per
+batch, the values are the same, and a token moves four times the bytes of the 4-bit matrix.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def bytes_in_16_bit(model: torch.nn.Module) -> int:
 
 @contextmanager
 def in_16_bit(model: torch.nn.Module) -> Iterator[None]:
-    """While inside, layers with a 4-bit weight have the matrix that unsloth would make of it."""
+    """Replace each 4-bit weight, inside the block, by the 16-bit matrix that unsloth would make of it."""
     in_4_bit = _in_4_bit(model)
     try:
         for layer, weight in in_4_bit:
-            from unsloth.kernels.utils import fast_dequantize  # which a CPU has not
+            from unsloth.kernels.utils import fast_dequantize  # not importable on a CPU
 
             with torch.no_grad():
                 matrix = fast_dequantize(weight.data, weight.quant_state)
