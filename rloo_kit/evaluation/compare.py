@@ -1,6 +1,6 @@
 """Compare two evaluations: completions of the same prompts before and after, with the change's own interval.
 
-Two evaluations that were not measured alike are refused: their difference would be that of the settings.
+Two evaluations with different settings are refused: their difference would come from the settings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CELL = "text-align:left;vertical-align:top;white-space:pre-wrap;overflow-wrap:an
 
 @dataclass(frozen=True)
 class Pair:
-    """One prompt, a completion of it before training and one after, with their rewards and whether they are right."""
+    """One prompt, a completion of it before training and one after, their rewards, and whether they are right."""
 
     prompt: Prompt
     before: Completion
@@ -54,12 +54,12 @@ class Comparison:
     """Pairs of completions, the largest rises and falls of reward first; ``print`` it, or make it a cell's last value.
 
     Attributes:
-        pairs: a rise of the reward and a fall by turns, the largest first; ``n`` are shown.
+        pairs: rises and falls of the reward in turn, the largest first; ``n`` are shown.
         reward_change: mean of reward after - before; None without rewards.  The prompts are the same before and
             after, so the test of a change is this interval, a percentile bootstrap of the per-prompt differences (Efron
             1979), not whether two intervals overlap.
         accuracy_change, accuracy_with_room_change: the same for the share of right answers, at the limit and with room
-            to finish; None where answers are not known, or no room was given.
+            to finish; None if answers are not known, or no room was given.
         tokens: which ids open and close a thought.
         chars: most characters shown of a thought, and of an answer; longer ones lose their middle.
     """
@@ -94,7 +94,7 @@ class Comparison:
         return "; ".join([*parts, f"{min(self.n, len(self.pairs))} shown"])
 
     def text(self, width: int = 100) -> str:
-        """The headline, then of each pair the question and both completions, in lines of at most ``width``."""
+        """Return the headline, then each pair's question and both completions, in lines of at most ``width``."""
         parts = [self.headline, *(part for pair in self._shown() for part in ("", "─" * width, *pair))]
         lines = [line for part in parts for line in _printable(part).split("\n")]
         return "\n".join(wrapped for line in lines for wrapped in textwrap.wrap(line, width) or [""])
@@ -126,7 +126,7 @@ class Comparison:
 def compare(
     before: Evaluation, after: Evaluation, *, n: int = 5, tokens: ThinkTokens = QWEN3, chars: int = 600
 ) -> Comparison:
-    """Pair the completions of two evaluations, prompt by prompt; several of a prompt in their order.
+    """Pair the completions of two evaluations, prompt by prompt; several completions of a prompt in order.
 
     Args:
         before, after: what ``evaluate`` returned before and after training.
@@ -134,9 +134,8 @@ def compare(
         tokens, chars: as in :class:`Comparison`.
 
     Raises:
-        ConfigError: they were measured with other rewards, weights, judge of answers, limit, room or sampling, or a
-            number below 0.
-        DatasetError: something that is not an evaluation, or two that are not of the same prompts.
+        ConfigError: they differ in rewards, weights, judge of answers, limit, room or sampling, or a number is below 0.
+        DatasetError: an argument is not an evaluation, or the two are not of the same prompts.
     """
     for name, value in {"before": before, "after": after}.items():
         if not isinstance(value, Evaluation):
@@ -156,7 +155,7 @@ def compare(
 
 
 def _rise(pair: Pair) -> float:
-    """Of the reward; without rewards, of being right."""
+    """Return the change of the reward; without rewards, of being right."""
     changes = (_difference(*values) for values in (pair.rewards, pair.correct))
     return next((change for change in changes if change is not None), 0.0)
 
@@ -187,9 +186,9 @@ def _paired(before: Evaluation, after: Evaluation) -> list[Pair]:
 
 
 def marked(completion: Completion, tokens: ThinkTokens = QWEN3, chars: int = 600) -> str:
-    """A completion's text with «» around its boundary tokens, and its end.
+    """Return a completion's text with «» around its boundary tokens, and how it ends.
 
-    Where <think> or </think> was typed in ordinary tokens, which is no boundary, none of them is marked.
+    If <think> or </think> also occurs in ordinary tokens, which are no boundary, no occurrence of it is marked.
     """
     tags = {OPEN: tokens.open_id, CLOSE: tokens.close_id}
     real = [tag for tag, token in tags.items() if completion.text.count(tag) == completion.ids.count(token)]
@@ -202,12 +201,12 @@ def marked(completion: Completion, tokens: ThinkTokens = QWEN3, chars: int = 600
 
 
 def _shortened(text: str, chars: int) -> str:
-    """The beginning and the end of a long text: an answer stands at its end."""
+    """Keep the beginning and the end of a long text: the answer is at the end."""
     half = chars // 2
     middle = f" … {len(text) - 2 * half} characters … "
     return text if len(text) <= chars else text[:half] + middle + text[len(text) - half :]
 
 
 def _printable(text: str) -> str:
-    """Without control characters, which could move a terminal's cursor: they are written out."""
+    """Write out control characters as escapes: printed, they could move a terminal's cursor."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text.expandtabs(4))

@@ -1,6 +1,6 @@
 """Evaluate a policy: accuracy and mean reward on a dataset, each with a 95 % interval.
 
-It calls reward functions as TRL does, and does not decide what is right: a reward does, by the rule of training.
+It calls reward functions as TRL does.  A reward decides what is right, by the same rule as in training.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "chat_t
 """Arguments of ``Policy.generate`` that change what is drawn, with their defaults."""
 
 LONG = 20_000
-"""Tokens at most above which an evaluation says how far it is: half a minute of the tiny policy, or of a GPU."""
+"""An evaluation that may sample more tokens prints its progress: half a minute of the tiny policy, or of a GPU."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,17 @@ class Evaluation:
 
     Attributes:
         accuracy: share of completions that assert the row's answer; None where the dataset has no readable answers.
-        reward: mean of the weighted sums, each prompt counting alike; None without reward functions.
+        reward: mean of the weighted sums, each prompt with equal weight; None without reward functions.
         reward_means: each function's mean over the completions that it scored.
         mean_length, truncated: tokens per completion; share of completions cut at the length limit.
-        rewards, correct: of each completion its weighted sum, and whether it asserts the row's answer; None where no
+        rewards, correct: for each completion its weighted sum, and whether it asserts the row's answer; None if no
             function applied, or the row has no answer.
-        samples: completions per prompt.  From 2 on both intervals are bootstraps over prompts; at 1 the
+        samples: completions per prompt.  From 2 on, both intervals are bootstraps over prompts; at 1, the
             accuracy's is Wilson's.
-        room, accuracy_with_room, truncated_with_room, correct_with_room: the same where completions that were cut went
-            on up to ``room`` times the length limit; of ``room`` 1 there is nothing.
-        settings: rewards with their weights, the one that tells right from wrong, length limit and sampling.  Two
-            evaluations that differ in it are not compared.
+        room, accuracy_with_room, truncated_with_room, correct_with_room: the same, with truncated completions
+            continued up to ``room`` times the length limit; not measured at ``room`` 1.
+        settings: rewards with weights, the reward that tells right from wrong, length limit and sampling.  Evaluations
+            that differ in it are not compared.
     """
 
     accuracy: Interval | None
@@ -68,9 +68,9 @@ class Evaluation:
     correct_with_room: tuple[bool | None, ...] = field(default=(), repr=False)
 
     def pass_at(self, k: int) -> Interval:
-        """Share of prompts that ``k`` completions would solve, with a bootstrap over prompts.
+        """Return the share of prompts that ``k`` completions would solve, bootstrapped over prompts.
 
-        Of a prompt's n samples, c of them right, 1 - C(n - c, k) / C(n, k): the unbiased
+        For a prompt's n samples, c of them right: 1 - C(n - c, k) / C(n, k), the unbiased
         estimator (Chen et al. 2021, equation 1).
 
         Raises:
@@ -121,25 +121,25 @@ def evaluate(
     seed: Seed = 0,
     **generate: Any,
 ) -> Evaluation:
-    """Sample completions of a dataset's prompts and grade them; the intervals are for other prompts of the same kind.
+    """Sample completions of a dataset's prompts and grade them; the intervals hold for other prompts of the same kind.
 
     Args:
-        dataset: with a column ``prompt`` and, for accuracy, ``answer``; or a ``Task``, whose held-out set is taken.  An
-            ``answer`` may be a whole solution: what follows "####", or its last box, counts.
+        dataset: with a column ``prompt`` and, for accuracy, ``answer``; or a ``Task``, whose held-out set is used.  An
+            ``answer`` may be a whole solution: the text after "####", or its last box, counts.
         reward_funcs, reward_weights: TRL reward callables and a weight for each; their weighted sum is the reward.
-        n, samples: the first n rows, None for all; completions per prompt, several with ``greedy=False`` alone.
+        n, samples: the first n rows, None means all; completions per prompt, several only with ``greedy=False``.
         max_new_tokens: as in training, or the numbers are not comparable.
-        room: with 4, what was cut goes on up to four times ``max_new_tokens``, and accuracy is given for both.
+        room: with 4, truncated completions continue up to four times ``max_new_tokens``; accuracy is given for both.
         greedy, batch_size, seed, generate: as for ``Policy.generate``.
-        correct: the reward that tells right from wrong, right being its full score (``correct.right``, else 1).  By
-            default the task's, else the first of ``reward_funcs`` that judges the answer (``judges = "answer"``),
-            else ``rewards.answer_reward()``.  Rows that it cannot judge are not counted; what was cut is not right.
+        correct: the reward that tells right from wrong; right means its full score (``correct.right``, else 1).  By
+            default the task's, else the first of ``reward_funcs`` that judges the answer (``judges = "answer"``), else
+            ``rewards.answer_reward()``.  Rows that it cannot judge are not counted; truncated completions are wrong.
 
     Raises:
-        ConfigError: a model or a trainer in place of the policy (ArgumentError), or an argument out of range.
-        DatasetError: no rows, no ``prompt`` column, or a prompt that is none.
-        RewardError: weights that do not match the functions, or a reward model that is no function.
-        rewards.RewardSignatureError, RewardValueError: TRL could not call a reward; it returned an invalid value.
+        ConfigError: a model or a trainer instead of the policy (ArgumentError), or an argument out of range.
+        DatasetError: no rows, no ``prompt`` column, or an invalid prompt.
+        RewardError: weights that do not match the functions, or a reward model instead of a function.
+        rewards.RewardSignatureError, RewardValueError: TRL could not call a reward; a reward returned an invalid value.
     """
     if not isinstance(policy, Policy):
         where, todo = f"evaluate({type(policy).__name__})", "pass what rloo_kit.load_policy returned"
@@ -202,7 +202,7 @@ def _rewarded(
 def _graded(
     correct: Reward | None, rows: Sequence[Row], completions: Sequence[Completion], samples: int, seed: int
 ) -> dict[str, Any]:
-    """:class:`Evaluation`'s accuracy, truncated and correct, at the length limit or with room."""
+    """Return :class:`Evaluation`'s accuracy, truncated and correct, at the length limit or with room."""
     right = [None] * len(rows) if correct is None else reward_calls.solved(correct, rows, completions)
     shares = means_by_prompt(right, samples)
     by_wilson = samples == 1 and shares
@@ -216,15 +216,15 @@ def _graded(
 def _with_room(
     policy: Policy, completions: Sequence[Completion], greedy: bool, room: int, how: dict[str, Any]
 ) -> list[Completion]:
-    """The completions, those that were cut going on from their last token.
+    """Return the completions, with truncated ones continued from their last token.
 
-    A token is drawn given those before it, whatever the limit: greedy or sampled, these are completions of ``room``
-    times the length, and none that ended is sampled again.
+    A token depends on the tokens before it, not on the limit.  So the results, greedy or sampled, are completions with
+    ``room`` times the limit, and finished ones need not be sampled again.
     """
     cut = [completion for completion in completions if not completion.finished]
     if not cut:
         return list(completions)
-    # Another seed: the uniform numbers of the tokens before are not to come again.
+    # Another seed, so that the uniform numbers of the first part are not used again.
     more = {"max_new_tokens": (room - 1) * how["max_new_tokens"], "seed": (how["seed"] + 1) % 2**32}
     prompts, begun = [completion.prompt for completion in cut], [completion.ids for completion in cut]
     longer = iter(policy.generate(prompts, begun=begun, greedy=greedy, **how | more))
@@ -232,7 +232,7 @@ def _with_room(
 
 
 def _check_room(policy: Policy, prompts: Sequence[Prompt], room: int, how: dict[str, Any]) -> None:
-    """Unsloth cuts longer sequences inside the forward pass."""
+    """Raise ConfigError if a sequence may exceed the policy's limit: unsloth cuts longer ones in the forward pass."""
     limit = getattr(policy.model, "max_seq_length", None)
     longest = max(map(len, policy.tokenize(prompts, **how.get("chat_template_kwargs") or {}))) if limit else 0
     if limit and (total := longest + room * how["max_new_tokens"]) > limit:
@@ -271,7 +271,7 @@ def _rows(dataset: Iterable[Row], n: int | None) -> list[Row]:
 
 
 def _grader(funcs: Sequence[Reward], rows: Sequence[Row], policy: Policy) -> Reward | None:
-    """The first reward whose score alone says whether the answer is right, else the kit's where rows have answers."""
+    """Return the first reward whose score alone says if an answer is right, else the kit's own if rows have answers."""
     graders = (func for func in funcs if judges_of(func) == "answer" and full_score(func) is not None)
     default = answer_reward(tokens=policy.checkpoint.tokens) if "answer" in rows[0] else None
     return next(graders, default)
@@ -295,7 +295,7 @@ def _check(rows: Sequence[Row], called: Sequence[Any], policy: Policy, template:
 
 
 def _quarters(completions: int) -> Callable[[int], None]:
-    """Prints a line for each quarter: the same lines whatever the batch, so that a stored notebook agrees."""
+    """Return a callback that prints a line per quarter, the same at any batch size, so that stored notebooks agree."""
     left = [math.ceil(completions * part / 4) for part in (1, 2, 3)]
 
     def progress(done: int) -> None:

@@ -14,7 +14,7 @@ Z_95 = 1.959963984540054
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean or a share with its 95 % interval, whose ends are NaN where there is none: one value, or no spread.
+    """A mean or a share with its 95 % interval, whose ends are NaN if there is none: one value, or no spread.
 
     >>> print(Interval(0.5, 0.4, 0.6), f"{Interval(0.5, 0.4, 0.6):+.1f}", Interval(1.0, math.nan, math.nan))
     0.500 [0.400, 0.600] +0.5 [+0.4, +0.6] 1.000 (no interval: no spread)
@@ -37,7 +37,7 @@ class Interval:
 
 
 def wilson(successes: int, trials: int) -> Interval:
-    """Wilson's score interval for a share (Wilson 1927), which also holds near 0 and 1."""
+    """Return Wilson's score interval for a share (Wilson 1927), which also holds near 0 and 1."""
     share, z2 = successes / trials, Z_95**2
     middle = (share + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z_95 / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
@@ -45,7 +45,7 @@ def wilson(successes: int, trials: int) -> Interval:
 
 
 def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 2000) -> Interval | None:
-    """Percentile bootstrap of the mean (Efron 1979); None without values, no bounds where all are equal.
+    """Return the percentile bootstrap of the mean (Efron 1979): None without values, no bounds if all are equal.
 
     The values must be independent.  Where several completions share a prompt, pass the prompts' means: the cluster
     bootstrap (Davison & Hinkley 1997, section 3.8; Field & Welsh 2007).  With few values, such as a run's seeds, it
@@ -62,7 +62,7 @@ def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 2000) -> 
 
 
 def means_by_prompt(values: Sequence[float | None], samples: int) -> list[float]:
-    """The mean of each run of ``samples`` values, one run per prompt; prompts without a value are left out."""
+    """Return the mean of each run of ``samples`` values, one run per prompt; prompts without a value are left out."""
     groups = (values[start : start + samples] for start in range(0, len(values), samples))
     present = ([value for value in group if value is not None] for group in groups)
     return [statistics.fmean(group) for group in present if group]

@@ -69,7 +69,7 @@ def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def by_onednn(*tensors: torch.Tensor) -> bool:
-    """Whether oneDNN can multiply these tensors, and does so on a processor where it is not slower."""
+    """Whether oneDNN can multiply these tensors, on a processor where it is not slower."""
     return (
         torch.backends.mkldnn.is_available()
         and bool(torch.backends.mkldnn.enabled)

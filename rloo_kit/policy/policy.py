@@ -53,8 +53,8 @@ class Policy:
     """A model, its tokenizer, and its checkpoint's shape; ``base`` is the folder or hub id that training began with.
 
     ``Policy(model, tokenizer)`` also takes a model made by hand with ``FastLanguageModel`` and ``get_peft_model``.  Its
-    shape is read from its config, the tokenizer gets a pad token and the model every eos id (a ConfigError if either is
-    missing), and the LoRA's dropout is switched off.
+    shape is read from its config, the tokenizer gets a pad and the model every eos id (else a ConfigError), and the
+    LoRA's dropout is switched off.
     """
 
     model: PeftModel
@@ -107,7 +107,7 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
-        """The device on which the model computes."""
+        """The device that computes."""
         return hardware.where_computed(self.model)
 
     def tokenize(self, prompts: Sequence[Prompt], **template: object) -> list[list[int]]:
@@ -202,7 +202,7 @@ class Policy:
         return completions
 
     def fitting_batch_size(self, tokens: int) -> int:
-        """Return how many rows of so many tokens have a KV cache of half the free memory: at most 64; on a CPU 32."""
+        """Return the rows of ``tokens`` tokens whose KV cache fills half the free memory: at most 64; on a CPU 32."""
         if self.device.type != "cuda":
             return 32  # at vocabulary 151,936 the logits of more rows pass a gigabyte
         return max(1, min(64, self._free_bytes() // 2 // (self.checkpoint.kv_bytes_per_token * tokens)))

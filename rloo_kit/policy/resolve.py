@@ -160,7 +160,7 @@ def portable(source: Source) -> Iterator[str]:
 
 
 def check_adapter(path: str, lora: Mapping[str, Any] | None) -> set[str]:
-    """Return the matrix names of a saved adapter that is whole and finite; warn if it is not the LoRA asked for."""
+    """Check that a saved adapter is whole and finite, warn if it is not the LoRA asked for; return its matrix names."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -187,7 +187,7 @@ def check_adapter(path: str, lora: Mapping[str, Any] | None) -> set[str]:
 
 
 def check_attached(model: PeftModel, saved: set[str], path: str) -> None:
-    """Refuse a policy that got only some of the adapter's weights: PEFT only warns of missing ones, drops others."""
+    """Refuse a policy that got only some of the adapter's weights: PEFT warns of missing ones and drops others."""
     from peft import get_peft_model_state_dict
 
     attached = {n for n in get_peft_model_state_dict(model, save_embedding_layers=False) if "lora_" in n}

@@ -162,7 +162,7 @@ def _write(
 def save(
     policy: Policy, folder: Place, *, results: Mapping[str, Evaluation] | None = None, audits: Iterable[Audit] = ()
 ) -> Path:
-    """Write the adapter, or the whole checkpoint if all weights were trained, with tokenizer and model card.
+    """Write the adapter (the whole checkpoint, if all weights were trained), tokenizer and model card.
 
     ``load_policy(folder)`` reads them back.  The folder is new or an earlier save, which is replaced once all is
     written.  In a run of several processes, all must call it.
@@ -205,7 +205,7 @@ def save_merged(
 ) -> Path:
     """Write base and LoRA merged into one checkpoint, for anything that reads Hugging Face's format.
 
-    The base is loaded unquantised into the computer's own memory, so the policy may be in 4 bit.  Types of few bits
+    The base is loaded unquantised into the computer's memory, so the policy may be in 4 bit.  Types of few bits
     round small updates away: the share that is kept is printed, with a warning below 90 %.
 
     Args:
@@ -337,7 +337,7 @@ def save_gguf(
 
     Raises:
         ConfigError: another quantization, a place taken by something else, or a model that llama.cpp does not know.
-        PolicyNotFoundError: no converter; the message has the commands that install it.
+        PolicyNotFoundError: no converter; the message has the install commands.
     """
     named, where = expanded(file), f"Policy.save_gguf({os.fspath(file)!r})"
     if quantization not in BY_CONVERTER:

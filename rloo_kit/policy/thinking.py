@@ -30,7 +30,7 @@ BUDGET = re.compile(r"\{#- thinking_budget=(\d+) -#\}")
 
 @dataclass(frozen=True)
 class Budget:
-    """Close a thought that is still open after ``tokens`` tokens: a ``LogitsProcessor`` of transformers.
+    """A ``LogitsProcessor`` of transformers that closes a thought still open after ``tokens`` tokens.
 
     Tokens are counted from <think> on, whether the prompt or the completion has it.  When the budget is spent, the
     sampled process has one continuation, </think>, whatever the policy says.  So a </think> at that place is always

@@ -1,1 +1,1 @@
-"""The process, before and after a run: import order, .env, release, kernel, and how things are shown."""
+"""The process, before and after a run: import order, .env, release, kernel shutdown, and output."""

@@ -1,4 +1,4 @@
-"""unsloth first: the import order, which ``import rloo_kit`` installs, and the variables that are read at import.
+"""Import unsloth first: the hook that ``import rloo_kit`` installs, and the variables that are read at import.
 
 Only this module and :mod:`.prepare` write ``os.environ``.
 """
@@ -33,33 +33,33 @@ BLOCK_COMPILE = "UNSLOTH_BLOCK_COMPILE"
 class Setting(NamedTuple):
     """A variable that some library reads once, at import."""
 
-    value: str | None  # what the kit sets where the user set nothing; None where the kit only watches it
+    value: str | None  # set if the user set nothing; None if the kit only watches the variable
     read_by: str  # the module whose import reads it; later changes do nothing
     reason: str = ""
-    old_name: str = ""  # an earlier name that is still read, and is the user's choice where it is set
-    device: str = ""  # "cpu" or "cuda" where it has an effect on one alone
+    old_name: str = ""  # an earlier name that is still read; if set, it is the user's choice
+    device: str = ""  # "cpu" or "cuda" if it affects only that device
 
 
 FAST = 1.5e12
-"""Bytes a second: above it are the A100 and what came after it in data centres (and the RTX 5090, at 1.8e12), below it
-all other consumer cards."""
+"""Memory bandwidth in bytes per second: the A100 and its successors in data centres are above it (so is the RTX 5090,
+at 1.8e12), all other consumer cards below."""
 
 
 def settings() -> dict[str, Setting]:
     """The variables that must be in place before the stack is imported, with the kit's values."""
-    # By default on a T4 alone (unsloth's _BNB_GEMM_4BIT_ARCHS).  On an H100, whose memory is three times as fast as an
-    # RTX 4090's, a step took a fifth longer with it (docs/speed.md).
+    # By default unsloth fuses 4-bit products on a T4 alone (its _BNB_GEMM_4BIT_ARCHS).  On an H100, whose memory is
+    # three times as fast as an RTX 4090's, a step took a fifth longer with them (docs/speed.md).
     fused = None if gpu_bandwidth() > FAST else "1"
     sampled = "2 to 16 completions are multiplied with 4-bit weights; timed on an H100 alone, and slower there"
     cache = str(cache_folder() / "unsloth_compiled_cache")
     statistics = "on a GPU, loading otherwise downloads statistics repos, for up to 120 s"
     folder = "unsloth otherwise writes its compiled code into the notebook's folder"
-    same = "float32 on every CPU, so that results agree; 1 takes bfloat16"  # and faster at the tiny policy's size
-    # On an H100 the first step took 36 s longer with it (58 s with 4-bit products), a later one 5 to 11 %.
+    same = "float32 on every CPU, so that results agree; 1 takes bfloat16"  # and is faster at the tiny policy's size
+    # On an H100 compiling made the first step 36 s longer (58 s with 4-bit products), and a later one 5 to 11 %.
     slow = "compiling the layers made the first step 36 to 58 s longer on an H100, and later ones no faster"
     threads = "forked data workers otherwise warn, or hang, on the tokenizer's threads"
     offline = "without a network every look-up waits and retries"
-    # libgomp, which torch has on Linux, takes 100 to 1,000 where it is given more threads than cores (GCC's manual).
+    # libgomp, torch's OpenMP on Linux, itself takes 100 to 1,000 if it has more threads than cores (GCC's manual).
     waits = sys.platform == "linux" and "OMP_WAIT_POLICY" not in os.environ and "torch" not in sys.modules
     spins = "1000" if waits else None  # benchmarks/results/busy_cpu.md
     busy = "beside another busy process, threads otherwise wait for each other in long loops: over ten times slower"
@@ -70,7 +70,7 @@ def settings() -> dict[str, Setting]:
         CPU_BF16: Setting("0", "unsloth", same, device="cpu"),
         FUSED_4BIT: Setting(fused, "unsloth", sampled, device="cuda"),
         BLOCK_COMPILE: Setting("0", "unsloth", slow, device="cuda"),
-        # unsloth sets it where the platform allows, but does not look for the old name.
+        # unsloth sets it where the platform allows, but ignores the old name.
         "PYTORCH_ALLOC_CONF": Setting(None, "torch", old_name="PYTORCH_CUDA_ALLOC_CONF"),
         "TOKENIZERS_PARALLELISM": Setting("false", "tokenizers", threads),
         "GOMP_SPINCOUNT": Setting(spins, "torch", busy, device="cpu"),
@@ -81,8 +81,8 @@ def settings() -> dict[str, Setting]:
 
 
 def gpu_bandwidth() -> float:
-    """Bytes a second between the first visible GPU and its memory, two transfers a clock as NVML counts the clock of
-    GDDR and HBM: 9.4e11 on an RTX 3090; 0 where NVML finds none.  torch is not imported yet where this is needed."""
+    """Return the first visible GPU's memory bandwidth in bytes per second, at two transfers per clock as NVML counts
+    GDDR's and HBM's clock: 9.4e11 on an RTX 3090; 0 if NVML finds no GPU.  torch is not imported yet at this point."""
     import pynvml
 
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
@@ -99,7 +99,7 @@ class _UnslothFirst:
     """Imports unsloth before the first of the libraries it patches, then removes itself.
 
     The work is done in ``create_module``, not in ``find_spec``: unsloth imports the asked-for library itself, and
-    importlib would execute it a second time if a finder had loaded it.  importlib.abc's classes take 10 ms to import.
+    importlib would execute it twice if a finder had loaded it.  No base class: importlib.abc takes 10 ms to import.
     """
 
     def find_spec(
@@ -137,7 +137,7 @@ _hook = _UnslothFirst()
 imported_too_early: tuple[str, ...] = ()
 set_by_kit: dict[str, str] = {}
 set_by_user: set[str] = set()
-values_read: dict[str, str | None] = {}  # the variables' values when unsloth had been imported
+values_read: dict[str, str | None] = {}  # the variables' values right after unsloth's import
 
 
 def put_in_force() -> None:
@@ -161,11 +161,11 @@ def _too_early() -> ImportOrderError:
 
 
 def import_unsloth() -> ModuleType:
-    """Import unsloth, quietly, with the kit's settings in place; an ImportOrderError if others came before it."""
+    """Import unsloth, quietly, with the kit's settings in place; ImportOrderError if a library it patches was first."""
     if imported_too_early:
         raise _too_early()
     apply_settings()
-    warn_once()  # before the import, which another release may break
+    warn_once()  # before the import, which an untested release may break
     _hook.remove()
     try:
         with quiet():

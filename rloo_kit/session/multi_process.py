@@ -1,4 +1,4 @@
-"""Check the launch of several processes: which one this is, and whether the launch gave what it was asked for."""
+"""Check a launch of several processes: this process's rank, and whether accelerate started what was asked for."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rloo_kit.errors import ConfigError
 
 COUNTS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
-"""torchrun's, then mpirun's, in accelerate's order (``get_cpu_distributed_information``).  Its PMI_SIZE is left out:
-srun sets it for tasks that have nothing to do with each other."""
+"""torchrun's variables, then mpirun's, in accelerate's order (``get_cpu_distributed_information``).  accelerate also
+reads PMI_SIZE, which is left out: srun sets it for unrelated tasks too."""
 
 BY_LAUNCH = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"  # set by `accelerate launch`, and by nothing else
 CPU, ENGINES = "ACCELERATE_USE_CPU", {"DEEPSPEED": "zero2", "FSDP": "fsdp2"}
@@ -18,12 +18,12 @@ CONFIGS = "configs/accelerate"  # accelerate's and DeepSpeed's configurations, i
 
 
 def process_count(environment: Mapping[str, str] = os.environ) -> int:
-    """Processes of this run, as set by torchrun, ``accelerate launch`` and mpirun."""
+    """Return the number of processes of this run, as set by torchrun, ``accelerate launch`` or mpirun."""
     return _first_number(COUNTS, 1, environment)
 
 
 def rank() -> int:
-    """This process's number, 0 for the main one."""
+    """Return this process's rank, 0 for the main process."""
     return _first_number(RANKS, 0, os.environ) if process_count() > 1 else 0
 
 
@@ -37,7 +37,7 @@ def _first_number(names: tuple[str, ...], default: int, environment: Mapping[str
 
 
 def is_launched_alone(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether ``accelerate launch`` was asked for several processes, and its simple launcher started one."""
+    """Whether ``accelerate launch`` was asked for several processes, but its simple launcher started one."""
     return {BY_LAUNCH, "MASTER_ADDR"} <= environment.keys() and environment.keys().isdisjoint(COUNTS)
 
 
@@ -50,8 +50,8 @@ def downgrade(
     fsdp: object = None,
     environment: Mapping[str, str] = os.environ,
 ) -> ConfigError | None:
-    """The error where accelerate's state is not what the launch and transformers' settings ask for, else None: it falls
-    back in silence, to one process, to DDP in place of DeepSpeed or FSDP, or to several that each train alone."""
+    """Return an error if accelerate's state is not what the launch and transformers' settings ask for, else None:
+    accelerate silently falls back to one process, to DDP (not DeepSpeed or FSDP), or to processes that train alone."""
     settings = {"DEEPSPEED": deepspeed, "FSDP": fsdp}
     switched = [name for name in settings if environment.get(f"ACCELERATE_USE_{name}", "").lower() in ("true", "1")]
     engine = next((name for name in settings if settings[name] or name in switched), "")

@@ -1,6 +1,6 @@
-"""Output in a notebook or a terminal: tables and figures, lines and warnings, and what is dropped.
+"""Output in a notebook or a terminal: tables, figures, lines, warnings, and the noise that is dropped.
 
-It loads no IPython, and matplotlib for a figure only.
+It never imports IPython, and imports matplotlib only for a figure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def scale_of(size: int) -> tuple[int, str]:
 
 
 def shortened(name: str, width: int = 26) -> str:
-    """A name in at most so many characters: its beginning and its end."""
+    """Shorten a name to at most ``width`` characters: its beginning and its end."""
     return name if len(name) <= width else name[: width // 2 - 1] + "…" + name[-(width - width // 2) :]
 
 
@@ -58,7 +58,7 @@ def text_table(rows: Sequence[Sequence[str]], total: bool = False) -> str:
 
 
 def shown_figure(caption: str, text: Callable[[], str], **how: Any) -> Figure:
-    """A figure that a cell shows, and that prints as text; without pyplot, which keeps every figure alive."""
+    """Return a figure that a cell shows and that prints as text; it avoids pyplot, which keeps every figure alive."""
     from matplotlib.figure import Figure
 
     def png(figure: Figure) -> bytes:
@@ -72,13 +72,13 @@ def shown_figure(caption: str, text: Callable[[], str], **how: Any) -> Figure:
 
 
 def say(text: object) -> None:
-    """Print a line; on the main process of several alone."""
+    """Print a line, on the main process only."""
     if multi_process.is_main():
         print(text, flush=True)
 
 
 def warn(message: str, category: type[Warning] = UserWarning, *, main_alone: bool = True) -> None:
-    """Warn at the user's line; with ``main_alone`` on the main process, where the others would say it too."""
+    """Warn at the user's line; with ``main_alone`` on the main process only, as the others would repeat it."""
     if main_alone and not multi_process.is_main():
         return
     caller = sys._getframe(1)
@@ -91,7 +91,7 @@ def warn(message: str, category: type[Warning] = UserWarning, *, main_alone: boo
 
 INSTALLED = {"site-packages", "dist-packages", "unsloth_compiled_cache"}
 HOMES = (Path(__file__).parents[1], Path(__file__).parents[2] / "rewards", Path(os.__file__).parent)
-"""Of the kit, also where it is not installed, and of Python's own library."""
+"""Folders of the kit, which may be outside site-packages, and of Python's standard library."""
 
 
 @functools.cache
@@ -105,7 +105,7 @@ PRINTED = (
     r"^🦥|^Unsloth \S+: no GPU found|^Unsloth \(CPU\): (\w+ on \d+ CPU threads|.* is a LoRA adapter; loading its base)"
     r'|^==\(\(=+\)\)==|^ *\\\\ +/\||^O\^O/|^\\ {6,}/ |^ "-_+-"'
 )
-"""Unsloth's banners, and what prepare() or the policy say themselves."""
+"""Unsloth's banners, and lines that prepare() or the policy print themselves."""
 
 LOGGED = {
     "transformers.trainer": r"^==\(\(=+\)\)==|^Unsloth \S+ patched \d+ layers",
@@ -115,20 +115,20 @@ LOGGED = {
     "torchao.kernel.intmm": r"Detected no triton",
     "torch.utils._pytree": r"register_constant\(\) on Enum|is an Enum subclass and is now natively supported",
 }
-"""A logger -> its lines that are known, harmless and always there."""
+"""Logger -> the lines of it that are known, harmless and always there."""
 
 
 def drop_logged_noise() -> None:
-    """Filter the loggers of :data:`LOGGED`, and a warning, for good: some log when they are imported."""
+    """Filter the loggers of :data:`LOGGED`, and a warning, for the whole process: some log at import."""
     for name in LOGGED:
         logging.getLogger(name).addFilter(lambda record: not re.search(LOGGED[record.name], record.getMessage()))
-    # Offline PEFT cannot compare the vocabulary with the hub's whenever it saves; the kit resizes none.
+    # Offline, PEFT warns at each save that it cannot compare the vocabulary with the hub's; the kit never resizes it.
     warnings.filterwarnings("ignore", "Could not find a config file in", module="peft")
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Print what is printed inside afterwards, without the lines of :data:`PRINTED`."""
+    """Hold back what is printed inside, and print it afterwards without the lines of :data:`PRINTED`."""
     try:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             yield

@@ -42,10 +42,10 @@ class Environment:
         total_bytes, free_bytes: the device's memory (the machine's, on a CPU).
         bf16: whether the kit computes in bfloat16 here, see :func:`compute_dtype`.
         versions: package -> installed version, for the packages of :data:`TESTED`.
-        offline: whether the Hugging Face hub is not asked.
+        offline: whether the Hugging Face hub is not used.
         variables: (name, value or "(not shown)", who set it and why) of each variable in effect.
-        model, steps: RLOO_KIT_MODEL and RLOO_KIT_STEPS, with which a notebook runs another policy or another length
-            without an edited cell: ``load_policy(env.model)``, ``max_steps=env.steps or 100``.  None where not set.
+        model, steps: RLOO_KIT_MODEL and RLOO_KIT_STEPS, which change a notebook's policy and length without editing a
+            cell: ``load_policy(env.model)``, ``max_steps=env.steps or 100``.  None if not set.
     """
 
     device: str
@@ -88,19 +88,19 @@ def prepare(dotenv: str | os.PathLike[str] | None = ".env", offline: bool | None
     and variables that came too late to take effect are named in ``warnings``.
 
     Args:
-        dotenv: a file of ``NAME=value`` lines; a variable that is set already wins.  None reads none.
-        offline: whether to do without the Hugging Face hub; None follows ``HF_HUB_OFFLINE`` or, where that is not set,
+        dotenv: a file of ``NAME=value`` lines; a variable already set wins.  None reads no file.
+        offline: whether to do without the Hugging Face hub; None follows ``HF_HUB_OFFLINE`` or, if that is not set,
             tries to connect to the hub for at most three seconds.
         seed: for Python's, NumPy's and torch's generators, until the trainer sets its own (``RLOOConfig.seed``).
 
     Raises:
-        ConfigError: the .env file cannot be read, or is not UTF-8 text; RLOO_KIT_STEPS is no whole number above 0.
+        ConfigError: the .env file cannot be read, or is not UTF-8 text; RLOO_KIT_STEPS is not a whole number above 0.
         ImportOrderError: trl, transformers, peft or accelerate was imported before ``rloo_kit``.
-        VersionError: trl is not of the version that the trainer was written for.
+        VersionError: trl is not the version that the trainer was written for.
     """
     notes: list[str] = []
     from_file = _load_dotenv(dotenv, notes)
-    if "trl" in outside():  # of the rest, importing unsloth warns
+    if "trl" in outside():  # import_unsloth() warns of the rest
         what = "the trainer overrides methods of trl 1.15 and does not work with another release"
         todo = f"pip install trl=={TESTED['trl']}, and restart the kernel"
         raise VersionError(what, where=f"trl {version_of('trl')}", todo=todo)
@@ -112,7 +112,7 @@ def prepare(dotenv: str | os.PathLike[str] | None = ".env", offline: bool | None
     import torch
 
     on_gpu = torch.cuda.is_available()
-    # WSL has Windows' driver.
+    # WSL uses Windows' driver.
     if on_gpu and (os.name == "nt" or "microsoft" in platform.uname().release.lower()):
         notes.append(SPILLS)
     device, threads, (free, total) = "cuda" if on_gpu else "cpu", torch.get_num_threads(), device_memory()
@@ -144,9 +144,9 @@ def _steps() -> int | None:
 
 
 def compute_dtype() -> str:
-    """What the kit computes in, once unsloth is imported: "bfloat16" or "float16" on a GPU, as it supports.
+    """Return the kit's compute type, once unsloth is imported: on a GPU "bfloat16" if supported, else "float16".
 
-    On a CPU "float32", so that results agree between machines, or "bfloat16" where UNSLOTH_CPU_BF16=1 was set in time.
+    On a CPU "float32", so that results agree between machines, or "bfloat16" if UNSLOTH_CPU_BF16=1 was set in time.
     """
     import torch
 
@@ -159,7 +159,7 @@ def compute_dtype() -> str:
 
 
 def device_memory() -> tuple[int, int]:
-    """Free and total bytes: the GPU's, or without one the computer's."""
+    """Return free and total bytes of the GPU's memory, or without a GPU of the computer's."""
     import psutil
     import torch
 
@@ -171,18 +171,18 @@ def device_memory() -> tuple[int, int]:
 
 
 def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> set[str]:
-    """Set the file's variables, and never show their values from now on; the names of those that are in effect."""
+    """Set the file's variables, never show their values from now on, and return the names of those in effect."""
     if path is None:
         return set()
     from dotenv import dotenv_values, find_dotenv
 
-    # A notebook's working directory is its own folder, and .env lies at the project's top.
+    # A notebook's working directory is its own folder, while .env lies at the project's top.
     if not (file := find_dotenv(os.fspath(path), usecwd=True)):
         if os.fspath(path) != ".env":
             notes.append(f"{without_hidden(os.fspath(path))} was not found here or in a folder above.")
         return set()
     try:
-        text = Path(file).read_text(encoding="utf-8-sig")  # Windows' editors put a mark before UTF-8
+        text = Path(file).read_text(encoding="utf-8-sig")  # Windows' editors write a byte-order mark
         if "\0" in text:  # UTF-16, as PowerShell writes it
             raise UnicodeError
     except (OSError, UnicodeError) as error:
@@ -192,7 +192,7 @@ def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> set[s
     values = {name: value for name, value in dotenv_values(stream=io.StringIO(text)).items() if value is not None}
     for name, value in values.items():
         hide(name, value)
-        # The kit's own defaults give way; where a library has read one already, :func:`_variables` says so.
+        # The file overrides the kit's own defaults; if a library has already read one, :func:`_variables` warns.
         if name not in os.environ or import_order.set_by_kit.pop(name, None) is not None:
             os.environ[name] = value
     return {name for name, value in values.items() if os.environ[name] == value}
@@ -228,7 +228,7 @@ def _short(value: str) -> str:
 
 
 def _settle_offline(offline: bool | None, notes: list[str]) -> bool:
-    """Switch the hub library off or on, unless it has read its variable already; whether it is off."""
+    """Switch the hub library off or on, unless it has already read its variable; return whether it is off."""
     switch = os.environ.get("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE"))
     switched_off = switch is not None and switch.upper() in {"1", "ON", "YES", "TRUE"}
     if offline is None:
@@ -247,7 +247,7 @@ def _settle_offline(offline: bool | None, notes: list[str]) -> bool:
 
 
 def _hub_reachable(seconds: float = 3.0) -> bool:
-    """Whether the hub's host takes a connection; behind a proxy it is taken to be reachable."""
+    """Whether the hub's host accepts a connection; behind a proxy it is assumed to be reachable."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     import socket
@@ -262,9 +262,9 @@ def _hub_reachable(seconds: float = 3.0) -> bool:
 
 
 def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
-    """What ``ask`` returns or raises; TimeoutError after that long.
+    """Return or raise what ``ask`` does; raise TimeoutError after ``seconds``.
 
-    A timeout given to a socket or to the hub library holds per phase of a request, and not for the name server.
+    A timeout given to a socket or to the hub library applies to each phase of a request, and not to the DNS lookup.
     """
     future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
 
@@ -274,6 +274,6 @@ def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
         except BaseException as error:
             future.set_exception(error)
 
-    # Not an executor: leaving one, or the process, would wait for its thread.
+    # Not an executor: leaving its block, or the process, would wait for its thread.
     threading.Thread(target=run, daemon=True).start()
     return future.result(timeout=seconds)

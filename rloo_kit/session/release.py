@@ -1,7 +1,7 @@
-"""Free memory between two runs: `release()` drops references to models and names who still holds one.
+"""Free memory between two runs: `release()` drops references to models and names what still holds one.
 
 For notebooks, where the GPU stays full after ``del trainer``.  It saves no weights, and leaves users' containers alone.
-torch and IPython are used where they are loaded and never loaded here.
+torch and IPython are used if already loaded, and never loaded here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rloo_kit.session.output import MIB, running_shell
 
 SHOWN = 8  # holders that are printed
 WORTH_NAMING = MIB // 2  # less rounds to 0 MiB
-# Where trainers, policies, pipelines and accelerate's wrappers keep what they wrap.
+# Attributes in which trainers, policies, pipelines and accelerate's wrappers keep what they wrap.
 WRAPPED = ("model", "model_wrapped", "ref_model", "module", "optimizer", "lr_scheduler", "scheduler")
 
 
@@ -31,9 +31,9 @@ class Released:
 
     Attributes:
         freed_bytes, held_bytes: as ``torch.cuda.memory_allocated`` counts them; without a GPU, live tensors' storages.
-        holders: pairs of (who, bytes) from half a MiB on, largest first: names in the notebook and variables of running
-            functions that are a model, a trainer, a policy or a tensor, or a list, tuple or dict of such.  Each counts
-            it in full.  What is held further down is in ``held_bytes`` alone.
+        holders: (name, bytes) pairs from half a MiB on, largest first: names in the notebook and variables of running
+            functions that are a model, a trainer, a policy or a tensor, or a list, tuple or dict of them.  Shared
+            memory counts in full for each holder.  Memory held deeper is only in ``held_bytes``.
     """
 
     freed_bytes: int
@@ -52,15 +52,15 @@ def _mib(count: int) -> str:
 
 
 def release(*holders: object, namespace: dict[str, Any] | None = None) -> Released:
-    """Free the model's memory, and report what is still held and by whom.
+    """Free the model's memory, and report what is still held and by what.
 
     Deletes the notebook's names for ``holders`` and their models; without holders, every name of a model, an optimizer,
-    a schedule, or of what wraps one (a trainer, a policy).  It also clears IPython's Out history, the last traceback,
-    and the references inside a trainer, which cannot be used after that; its ``state.log_history`` stays.
+    a schedule, or an object that wraps one (a trainer, a policy).  It also clears IPython's Out history, the last
+    traceback, and the references inside a trainer, which cannot be used afterwards; its ``state.log_history`` stays.
 
     Args:
-        holders: objects to let go of; none means every model that the namespace names.
-        namespace: where the names are; by default the notebook's, in a script those of ``__main__``.
+        holders: objects to let go of; none means every model named in the namespace.
+        namespace: the dict of names; None means the notebook's, in a script ``__main__``'s.
     """
     shell = running_shell()
     if namespace is None:
@@ -74,9 +74,9 @@ def release(*holders: object, namespace: dict[str, Any] | None = None) -> Releas
         setattr(sys, name, None)
     if shell is not None:
         shell.InteractiveTB.tb = shell.last_execution_result = None
-        with contextlib.suppress(ValueError):  # raised where the user turned the history off
+        with contextlib.suppress(ValueError):  # raised if the user turned the history off
             shell.displayhook.flush()
-        # flush() forgets the shell's second copy of these, which would go on holding the last output.
+        # flush() misses the shell's second copy of these, which would go on holding the last output.
         shell.push(dict.fromkeys(("_", "__", "___"), ""), interactive=False)
     collect()
     held = bytes_in_use()
@@ -86,12 +86,12 @@ def release(*holders: object, namespace: dict[str, Any] | None = None) -> Releas
 
 
 def collect() -> None:
-    """Collect garbage, and return what the allocator of the GPU, or without one of the process, keeps cached."""
+    """Collect garbage, and give back the memory cached by the GPU's allocator, or without a GPU by the process's."""
     gc.collect()
     if _on_cuda():
         sys.modules["torch"].cuda.empty_cache()
     elif sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)  # glibc keeps what lies below a block that is in use
+        libc.malloc_trim(0)  # glibc keeps free memory below a block that is in use
 
 
 def _let_go(holders: tuple[object, ...], names: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ def _let_go(holders: tuple[object, ...], names: dict[str, Any]) -> None:
 
 
 def _empty_trainer(thing: object) -> None:
-    """Empty a trainer, so that what still refers to it keeps no model alive."""
+    """Empty a trainer, so that remaining references to it keep no model alive."""
     attributes = _attributes(thing)
     free_memory = getattr(attributes.get("accelerator"), "free_memory", None)
     if not callable(free_memory):
@@ -125,7 +125,7 @@ def _empty_trainer(thing: object) -> None:
 
 
 def clear_frames(*errors: BaseException | None) -> None:
-    """Drop the local variables of the finished frames of errors, and of all that these were raised from."""
+    """Drop the local variables in the finished frames of errors, and in those of their causes and contexts."""
     cleared, todo = set[int](), list(errors)
     while todo:
         error = todo.pop()
@@ -138,7 +138,7 @@ def clear_frames(*errors: BaseException | None) -> None:
 def _attributes(thing: object) -> dict[str, Any]:
     try:
         return {} if isinstance(thing, type | ModuleType) else vars(thing)
-    except Exception:  # there are none, or the user's class answers by code of its own
+    except Exception:  # there are none, or the user's class runs code of its own here
         return {}
 
 
@@ -149,13 +149,13 @@ def _items(thing: Any) -> list[Any]:
 
 
 def _weights(thing: object) -> list[Any]:
-    """The models, optimizers and schedules that a thing is, or wraps as a trainer and a policy do."""
+    """Return the models, optimizers and schedules that an object is, or wraps as a trainer or a policy does."""
     torch = sys.modules.get("torch")
     if torch is None:
         return []
     kinds = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
     parts = [thing, *map(_attributes(thing).get, WRAPPED)]
-    return [part for part in parts if issubclass(type(part), kinds)]  # by type: a proxy's class runs its code
+    return [part for part in parts if issubclass(type(part), kinds)]  # by type: a proxy's __class__ runs its code
 
 
 def _sizes_by_holder(names: dict[str, Any]) -> Iterator[tuple[str, int]]:
@@ -182,7 +182,7 @@ def _bytes_held(value: object) -> int:
 
 
 def bytes_in_use() -> int:
-    """Bytes that tensors hold: on all GPUs as torch counts them, without one in the storages Python can see."""
+    """Return the bytes that tensors hold: on all GPUs as torch counts them, or without one, in storages Python sees."""
     if _on_cuda():
         cuda = sys.modules["torch"].cuda
         return sum(cuda.memory_allocated(device) for device in range(cuda.device_count()))

@@ -22,14 +22,14 @@ _pending: threading.Timer | None = None
 def shutdown_kernel() -> None:
     """End this notebook's kernel after the running cell, and free its memory; the last line of a notebook.
 
-    - A Jupyter server (JupyterLab, Notebook 7): the one that started this kernel is asked to end its session, as by its
-      own "Shut Down Kernel".  Where it refuses, the kernel stops by itself, and the server starts a fresh one.
+    - JupyterLab, Notebook 7: the Jupyter server that started this kernel is asked to end its session, as by its own
+      "Shut Down Kernel".  If it refuses, the kernel stops by itself, and the server starts a fresh one.
     - VS Code: its kernels have no server, so the kernel stops by itself, and VS Code says it has died.
     - nbconvert, papermill, nbval, ``jupyter execute``, a script, a terminal: nothing.  Runners end kernels themselves.
 
-    If another cell starts first (Run All with cells below), it is cancelled.  Models are released first; a thread that
-    does not end delays the end by a grace period only.  It returns and raises nothing.  Not tried: VS Code itself,
-    HTTPS, Colab, Kaggle, Windows, JupyterHub.
+    If another cell starts first (Run All with cells below), the shutdown is cancelled.  Models are released first.  A
+    thread that does not end delays the shutdown by a grace period only.  It returns and raises nothing.  Not tried:
+    VS Code itself, HTTPS, Colab, Kaggle, Windows, JupyterHub.
     """
     global _pending
     shell: Any = running_shell()
@@ -37,7 +37,7 @@ def shutdown_kernel() -> None:
     if kernel is None or (_pending is not None and not _pending.finished.is_set()):
         return
     server = _find_server()
-    # VS Code's notebooks have the name; its extension host has the variables, and its terminal has not.
+    # VS Code's notebooks define the name; its extension host sets the variables, which its terminal does not have.
     in_vscode = {"VSCODE_PID", "VSCODE_CWD"} & os.environ.keys() or "__vsc_ipynb_file__" in shell.user_ns
     if server or in_vscode:
         collect()
@@ -52,7 +52,7 @@ def _start_after_this_cell(shell: Any, timer: threading.Timer) -> None:
         timer.start()
 
     def cancel(info: Any) -> None:
-        if info is None or info.store_history:  # a frontend's own code, such as a variable viewer's, has none
+        if info is None or info.store_history:  # a frontend's own code, such as a variable viewer's, stores none
             shell.events.unregister("pre_run_cell", cancel)
             timer.cancel()
 
@@ -66,7 +66,7 @@ def _end(kernel: Any, server: dict[str, Any]) -> None:
         if server and not _end_by_server(server):
             return  # a runner inside the server started this kernel and will end it
     except Exception:  # no connection, a refusal, a reply that cannot be read
-        server = {}  # which then starts a fresh kernel in this one's place, and its page says so
+        server = {}  # the server then starts a fresh kernel in this one's place, and its page says so
     if not server:
         with contextlib.suppress(Exception):
             release()
@@ -77,14 +77,14 @@ def _end(kernel: Any, server: dict[str, Any]) -> None:
 
 
 def _end_by_server(server: dict[str, Any]) -> bool:
-    """Release models, and end the kernel's session; False where the server does not know the kernel."""
+    """Release models, and end the kernel's session; return False if the server does not know the kernel."""
     import httpx
 
-    # Without a token the server's check against forged requests wants the same value twice.
+    # Without a token, the server's check against forged requests wants the same value in cookie and header.
     headers = {"Cookie": "_xsrf=72", "X-XSRFToken": "72"}
     headers |= {"Authorization": f"token {server['token']}"} if server.get("token") else {}
-    # Without the environment's proxy the token stays here.  Unverified: it is this machine, whose certificate usually
-    # names another host.
+    # The environment's proxy is not used, so that the token stays here.  Nothing is verified: the server is this
+    # machine, whose certificate usually names another host.
     how: dict[str, Any] = {"headers": headers, "timeout": _GRACE_SECONDS, "trust_env": False, "verify": False}
     with httpx.Client(base_url=f"{server['url']}api", **how) as client:
         sessions = client.get("/sessions").raise_for_status().json()
@@ -94,14 +94,14 @@ def _end_by_server(server: dict[str, Any]) -> bool:
                 release()
         try:
             answer = client.delete(f"/sessions/{mine[0]}" if mine else f"/kernels/{server['kernel_id']}")
-        except httpx.TimeoutException:  # it replies when this process has ended, which a thread delays
+        except httpx.TimeoutException:  # the server replies once this process has ended, which a thread may delay
             return True
         return answer.status_code != 404 and bool(answer.raise_for_status())
 
 
 def _find_server() -> dict[str, Any]:
-    """What the server that started this kernel wrote down of itself, and the kernel's id; empty where there is none."""
-    with contextlib.suppress(Exception):  # no file, an unreadable one, a kernel that is no ipykernel
+    """Return what the server that started this kernel wrote about itself, plus the kernel's id; empty if none did."""
+    with contextlib.suppress(Exception):  # no file, an unreadable file, a kernel other than ipykernel
         from ipykernel import get_connection_file
         from jupyter_core.paths import jupyter_runtime_dir
 

@@ -1,6 +1,6 @@
 """Supported releases of the stack: the ranges of pyproject.toml, and the versions that the tests ran on.
 
-The ranges are read from the installed kit's metadata; a kit that only lies on the path checks nothing.
+The ranges are read from the installed kit's metadata; a kit that is on the path but not installed checks nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def version_of(package: str) -> str:
 
 
 def outside() -> dict[str, str]:
-    """Of each package that is installed in a release outside the range that the kit's metadata gives: what to do."""
+    """Return, for each package installed in a release outside the range in the kit's metadata, what to do."""
     from importlib.metadata import PackageNotFoundError, requires
 
     from packaging.requirements import Requirement
