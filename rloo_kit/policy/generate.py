@@ -182,8 +182,8 @@ class SlicedGenerate:
     """``model.generate`` for a batch padded on the left, at most ``at_once`` rows at a time.
 
     If memory runs out in a slice and ``halves`` is set, ``at_once`` becomes half of that slice for good, and its rows
-    are sampled again.  The rows that did not fit had long completions, so this favours shorter ones slightly, once in a
-    run.  ``fast`` uses the kit's own loop on a CPU.  ``in_16_bit`` holds 4-bit weights in 16 bit
+    are sampled again.  The rows that did not fit had long completions, so this favours shorter ones slightly, each
+    time.  ``fast`` uses the kit's own loop on a CPU.  ``in_16_bit`` holds 4-bit weights in 16 bit
     (:mod:`.weights_in_16_bit`), and is switched off before rows are halved.
     """
 

@@ -204,7 +204,7 @@ class Policy:
     def fitting_batch_size(self, tokens: int) -> int:
         """Return the rows of ``tokens`` tokens whose KV cache fills half the free memory: at most 64; on a CPU 32."""
         if self.device.type != "cuda":
-            return 32  # at vocabulary 151,936 the logits of more rows pass a gigabyte
+            return 32  # free memory is measured on a GPU only
         return max(1, min(64, self._free_bytes() // 2 // (self.checkpoint.kv_bytes_per_token * tokens)))
 
     def _free_bytes(self) -> int:

@@ -54,7 +54,7 @@ def settings() -> dict[str, Setting]:
     cache = str(cache_folder() / "unsloth_compiled_cache")
     statistics = "on a GPU, loading otherwise downloads statistics repos, for up to 120 s"
     folder = "unsloth otherwise writes its compiled code into the notebook's folder"
-    same = "float32 on every CPU, so that results agree; 1 takes bfloat16"  # and is faster at the tiny policy's size
+    same = "float32 on every CPU, so that results agree; 1 takes bfloat16"
     # On an H100 compiling made the first step 36 s longer (58 s with 4-bit products), and a later one 5 to 11 %.
     slow = "compiling the layers made the first step 36 to 58 s longer on an H100, and later ones no faster"
     threads = "forked data workers otherwise warn, or hang, on the tokenizer's threads"
