@@ -1,8 +1,8 @@
-"""Checkpoints: complete ones with finite weights, each of the end of a step.
+"""Checkpoints that are complete, hold finite weights, and were written at the end of a step.
 
-transformers writes the files; here they are written aside, sealed with a manifest that names every file with its size
-and a digest, and moved into place.  The manifest is written last, so a checkpoint that was cut off has none.  Nothing
-is deleted but by ``save_total_limit``, and then only what a run of the kit's wrote.
+transformers writes the files into a scratch folder; here they are sealed with a manifest, which lists every file with
+its size and digest, and moved into place.  The manifest is written last, so a checkpoint that was cut off has none.
+Only ``save_total_limit`` deletes checkpoints, and only those that the kit wrote.
 """
 
 from __future__ import annotations
@@ -38,45 +38,45 @@ from rloo_kit.watch.read_run import MANIFEST, NAME, STATE, UNREADABLE, checkpoin
 if TYPE_CHECKING:
     from rloo_kit.memory.plan import Plan
 
-# In a run's folder.  transformers pushes nothing whose name begins with "_" to the hub.
-WRITING = "_rloo_kit_writing"  # where a checkpoint is while it is written, and one that is deleted
+# Both are in the run's folder.  transformers does not push names that begin with "_" to the hub.
+WRITING = "_rloo_kit_writing"  # scratch folder of checkpoints that are being written or deleted
 LOCK = "_rloo_kit.lock"
 
 OPTIMIZER = ("optimizer.", "global_step", "pytorch_model_fsdp")
-"""How the file of the optimizer's state begins, DeepSpeed's and FSDP's too: a resumed run would go on without it."""
+"""Prefixes of the optimizer state's file, also DeepSpeed's and FSDP's.  transformers resumes without it, silently."""
 
 RandomStates = tuple[Any, Any, torch.Tensor, list[torch.Tensor]]
 
 
 class SavingTrainer(trl.RLOOTrainer):
-    """TRL's trainer whose checkpoints are whole, finite, and of the end of a step."""
+    """TRL's trainer with checkpoints that are whole, finite, and written at the end of a step."""
 
     memory_plan: Plan
     stops: Stops
     _asked: dict[str, Any]
     _made_of: dict[str, Any] | None = None
     _whole: int | None
-    """The step that weights, optimizer and schedule belong to; None before the first, and during an update."""
+    """The last finished step, to which weights, optimizer and schedule belong; None before it and during an update."""
     _random: RandomStates | None = None
-    """Of the end of that step, with the tokens seen: what a stop drops may have drawn since."""
+    """Random states at the end of that step; ``_tokens_seen`` likewise.  A step that is dropped has advanced both."""
     _tokens_seen = 0
 
     def _start_afresh(self) -> None:
-        """Reset what an earlier ``train()`` has left."""
+        """Reset what an earlier ``train()`` left behind."""
         self.stops, self._whole, self._random = Stops(), None, None
 
     @cached_property
     def folder(self) -> Path:
-        """The run's folder, wherever a reward changes the directory to."""
+        """The run's folder, whatever working directory a reward changes to."""
         return Path(self.args.output_dir).absolute()
 
     def shown(self, path: Path) -> str:
-        """A path in the run's folder as the user writes it."""
+        """A path inside the run's folder, written relative to ``output_dir`` as the user gave it."""
         inside = path.is_relative_to(self.folder)
         return str(Path(self.args.output_dir) / path.relative_to(self.folder) if inside else path)
 
     def _maybe_log_save_evaluate(self, *args: object, **kwargs: object) -> None:
-        """Works around: a signal between two of these would leave a step half logged or half saved."""
+        """Works around: a signal in here would leave a step half logged or half saved."""
         self.stops.held = True
         check_finite(self.model, f"step {self.state.global_step}", self._way_on)
         self._whole = self.state.global_step
@@ -95,12 +95,12 @@ class SavingTrainer(trl.RLOOTrainer):
         return f"lower learning_rate, look at adam_epsilon and weight_decay, load the policy anew, and {way}"
 
     def _get_output_dir(self, trial: object) -> str:
-        """Works around: transformers writes one file after the other into this folder, and deletes in it what begins
-        like a checkpoint's name."""
+        """Works around: transformers writes the files one by one into this folder, and deletes folders in it that are
+        named like checkpoints."""
         return str(self.folder / WRITING)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
-        """Works around: see :meth:`_get_output_dir`; and nothing is brought to the disk."""
+        """Works around: see :meth:`_get_output_dir`; and transformers does not flush what it writes to the disk."""
         aside, name = self.folder / WRITING, f"checkpoint-{self.state.global_step}"
         try:
             with writable(name, self.folder):
@@ -113,7 +113,7 @@ class SavingTrainer(trl.RLOOTrainer):
                 if self.args.should_save:
                     self._publish(aside / name)
         finally:
-            if self.args.should_save:  # half a checkpoint would take the room that is missing
+            if self.args.should_save:  # on a full disk half a checkpoint would take up room
                 shutil.rmtree(aside, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
@@ -122,7 +122,7 @@ class SavingTrainer(trl.RLOOTrainer):
     def _publish(self, written: Path) -> None:
         place = self.folder / written.name
         best = self.folder / f"checkpoint-{self.state.best_global_step}"
-        # transformers recorded its path in the scratch folder, or before the run's folder was moved.
+        # transformers recorded the scratch folder's path, or one from before the run's folder was moved.
         if place == best or best.is_dir():
             self.state.best_model_checkpoint = str(best)
             self.state.save_to_json(str(written / STATE))
@@ -135,21 +135,21 @@ class SavingTrainer(trl.RLOOTrainer):
         keep_newest(self.folder, self.args.save_total_limit, kept)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Works around: what is uploaded in the background must not be moved meanwhile."""
+        """Works around: transformers would upload in the background from a folder that is then moved."""
         if Path(checkpoint_folder).parent.name != WRITING:
             super()._push_from_checkpoint(checkpoint_folder)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As transformers', of finite weights alone; or a NonFiniteError."""
+        """As transformers'; raises NonFiniteError if a weight is not finite."""
         check_finite(self.model, f"save_model, step {self.state.global_step}", self._way_on)
         place = Path(output_dir or self.args.output_dir)
         carded = self.args.should_save and model_card.may_be_written(place)
         super().save_model(output_dir, _internal_call)
-        if carded:  # PEFT's has the base's place on this machine, and blanks to fill in
+        if carded:  # PEFT's card shows the base's local path, and blanks to fill in
             self._write_card(place)
 
     def create_model_card(self, *args: object, **kwargs: object) -> None:
-        """Works around: TRL writes its card over a README.md of the user's, and says in it nothing of the run."""
+        """Works around: TRL overwrites the user's README.md with a card that says nothing about the run."""
         if self.is_world_process_zero() and model_card.may_be_written(self.folder):
             self._write_card(self.folder)
 
@@ -158,7 +158,7 @@ class SavingTrainer(trl.RLOOTrainer):
         replace_text(folder / model_card.CARD, run_record.card(self))
 
     def remember(self) -> None:
-        """The model keeps what its card is to say: the user may save it without the trainer."""
+        """Store the run's facts on the model, for its card: the user may save it without the trainer."""
         self.model.trained_by = run_record.facts(self, self._data_facts)
 
     @cached_property
@@ -167,19 +167,19 @@ class SavingTrainer(trl.RLOOTrainer):
 
 
 class Updates(TrainerCallback):
-    """Tells the trainer that an update begins: weights, optimizer and schedule change one after the other."""
+    """Marks the start of an update, in which weights, optimizer and schedule change one after the other."""
 
     def __init__(self, trainer: SavingTrainer) -> None:
         self._trainer = trainer
 
     def on_pre_optimizer_step(self, args: Any, state: Any, *_: Any, model: Any, **kwargs: Any) -> None:
-        """From here on no signal stops the run."""
+        """From here until the step ends, signals wait."""
         check_gradients(model, self._trainer.accelerator, state.global_step + 1)
         self._trainer.stops.held, self._trainer._whole = True, None
 
 
 def random_states() -> RandomStates:
-    """Of Python, NumPy, torch and each GPU: what a checkpoint keeps."""
+    """The random states of Python, NumPy, torch and each GPU, as checkpoints keep them."""
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpus
 
@@ -197,11 +197,11 @@ def set_random_states(states: RandomStates) -> None:
 
 
 def seal(folder: Path, facts: Mapping[str, object]) -> None:
-    """Bring every file of a complete checkpoint to the disk, then write the manifest: the files, and ``facts``."""
+    """Flush every file of a complete checkpoint to the disk, then write the manifest: the files, and ``facts``."""
     files = {}
     for path in sorted(folder.rglob("*")):
         sync(path)
-        # People write into the card, and no resumed run reads it.
+        # People edit the card, and no resumed run reads it.
         if path.is_file() and path.name not in (MANIFEST, model_card.CARD):
             size = path.stat().st_size
             files[path.relative_to(folder).as_posix()] = {"bytes": size, "sha256": _digest(path)}
@@ -209,7 +209,7 @@ def seal(folder: Path, facts: Mapping[str, object]) -> None:
 
 
 def fault(folder: Path) -> str:
-    """What is wrong with a checkpoint, in a few words; empty where it is whole and can be resumed from."""
+    """What is wrong with a checkpoint, in a few words; empty if it is whole and can be resumed from."""
     if not folder.is_dir():
         return "is not a folder" if os.path.lexists(folder) else "does not exist"
     try:
@@ -217,7 +217,7 @@ def fault(folder: Path) -> str:
             return f"{STATE} is missing or was cut off"
         if saved != step_of(folder):
             return f"its {STATE} is of step {saved}"
-        if (folder / MANIFEST).is_file() and (wrong := _fault_by_manifest(folder)):  # plain TRL's have none
+        if (folder / MANIFEST).is_file() and (wrong := _fault_by_manifest(folder)):  # plain TRL writes none
             return wrong
         complete = any(path.name.startswith(OPTIMIZER) for path in folder.iterdir())
         return "" if complete else "it has no optimizer state (save_only_model?)"
@@ -247,7 +247,7 @@ def _digest(file: Path) -> str:
 
 
 def newest_whole(output_dir: str | Path) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """The newest whole checkpoint or None, and each one that is newer, with what is wrong with it."""
+    """The newest whole checkpoint or None, and every newer one with what is wrong with it."""
     passed_over: list[tuple[Path, str]] = []
     for folder in reversed(checkpoints(output_dir)):
         if not (wrong := fault(folder)):
@@ -257,7 +257,7 @@ def newest_whole(output_dir: str | Path) -> tuple[Path | None, list[tuple[Path, 
 
 
 def check_whole(folder: Path, output_dir: Path) -> None:
-    """Refuse a folder that cannot be resumed from, with a ConfigError that names the whole ones of the run."""
+    """Refuse a folder that cannot be resumed from, with a ConfigError that names the run's whole checkpoints."""
     if not (wrong := fault(folder)):
         return
     wrong = f"is not a checkpoint that can be resumed from: {wrong}" if folder.exists() else wrong
@@ -271,14 +271,14 @@ def check_whole(folder: Path, output_dir: Path) -> None:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a run of the kit's wrote this folder, here; a link is the user's own."""
+    """Whether a run of the kit wrote this folder, and here: a symbolic link is the user's own."""
     named = NAME.fullmatch(folder.name) and not folder.is_symlink()
     return bool(named) and (folder / MANIFEST).is_file()
 
 
 def set_aside(output_dir: Path, after: int = -1) -> Path | None:
-    """Move what is called a checkpoint of a later step than ``after``, with a log of later steps, to ``_earlier-1``, or
-    the next free number, which is returned."""
+    """Move checkpoints of later steps than ``after``, and a log that goes further, to ``_earlier-1`` or the next free
+    number, and return that folder."""
     later = [path for path in checkpoints(output_dir) if step_of(path) > after]
     if not later:
         return None
@@ -291,8 +291,8 @@ def set_aside(output_dir: Path, after: int = -1) -> Path | None:
 
 
 def keep_newest(output_dir: Path, limit: int | None, protected: Path | None = None) -> None:
-    """Delete the oldest checkpoints of the kit's beyond ``save_total_limit``, of which None and 0 keep all.
-    ``protected``, the best one so far, is kept beside the newest."""
+    """Delete the kit's oldest checkpoints beyond ``save_total_limit``; None and 0 keep all.  The newest one and
+    ``protected``, the best so far, are always kept."""
     ours = [folder for folder in checkpoints(output_dir) if is_ours(folder)]
     kept = {folder for folder in (*ours[-1:], protected) if folder in ours}
     spare = [folder for folder in ours if folder not in kept]
@@ -301,14 +301,14 @@ def keep_newest(output_dir: Path, limit: int | None, protected: Path | None = No
 
 
 def delete(folder: Path) -> None:
-    """Take a checkpoint out of its place at once; what is in :data:`WRITING` is deleted when the new one is there."""
+    """Move a checkpoint away in one step; :data:`WRITING` is deleted once the new one is in place."""
     gone = folder.parent / WRITING / f"gone-{folder.name}"
     gone.parent.mkdir(exist_ok=True)
     folder.rename(gone)
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Write a file at once: a reader, also after a crash, finds the old text or the new one."""
+    """Replace a file atomically: a reader finds the old text or the new one, also after a crash."""
     fresh = file.with_name(f".{file.name}")
     fresh.write_text(text, encoding="utf-8")
     sync(fresh)
@@ -318,7 +318,7 @@ def replace_text(file: Path, text: str) -> None:
 
 def sync(path: Path) -> None:
     if os.name == "nt":
-        return  # folders cannot be opened there, nor files that are only read be flushed
+        return  # Windows cannot open folders, nor flush files opened for reading
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -328,7 +328,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def writable(what: str, folder: Path) -> Iterator[None]:
-    """An error of the disk while ``what`` is written becomes a RunFolderError; torch's is a RuntimeError."""
+    """Turn a disk error while ``what`` is written into a RunFolderError; torch raises RuntimeErrors for these."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -349,8 +349,8 @@ def make_folder(output_dir: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def run_lock(output_dir: Path) -> Iterator[None]:
-    """Hold a run's folder while inside, or raise a RunFolderError; the system gives the lock back when the process
-    ends, however that ends."""
+    """Lock a run's folder while inside, or raise a RunFolderError.  The system releases the lock when the process ends,
+    even by a kill."""
     make_folder(output_dir)
     with writable("the run's folder", output_dir):
         try:

@@ -1,4 +1,4 @@
-"""Call ``train()`` again, stop it anywhere, and resume it; :mod:`.checkpointing` writes the checkpoints."""
+"""``train()`` that can be called again, stopped anywhere, and resumed; :mod:`.checkpointing` writes the checkpoints."""
 
 from __future__ import annotations
 
@@ -39,44 +39,44 @@ if TYPE_CHECKING:
 
     Made = dict[str, Any]
 
-# What a configuration sets in an optimizer's parameter groups.  Some optimizers keep state beside it.
+# What a configuration sets in an optimizer's parameter groups.  Some optimizers keep state in them, too.
 HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
-LORA = ("r", "lora_alpha", "use_rslora", "target_modules")  # what the weights of an adapter mean
-VERSION = 4  # of what made_of gives; of a checkpoint with another, or none, only the LoRA's scale is compared
-SAMPLE = 1024  # values of each frozen tensor that are looked at: merging a LoRA changes most of them
+LORA = ("r", "lora_alpha", "use_rslora", "target_modules")  # these decide what an adapter's weights mean
+VERSION = 4  # of made_of's facts; where a checkpoint has another or none, only the LoRA's scale is compared
+SAMPLE = 1024  # values of each frozen tensor that go into the digest: merging a LoRA changes most of them
 
 NOT_COMPARED = re.compile(
     "_|output_dir|run_name|report_to|project|trackio|hub|push|log|save|load_best|metric|greater|eval|per_device_eval|do_|"
     "include|progress|live_plot|on_unhealthy|disable_tqdm|num_completions|resume|dataloader|ddp|vllm|generation_rows|"
     "gradient_checkpointing|torch_empty|reward_weights"
 )
-"""How the names of settings begin that change nothing of what is trained; weights are compared with their rewards."""
+"""Prefixes of settings that do not change what is trained.  Reward weights are compared together with their rewards."""
 
 
 class ResumableTrainer(checkpointing.SavingTrainer):
     """TRL's trainer whose ``train()`` can be called again, be interrupted, and resume."""
 
     _buffered_inputs: list[dict[str, torch.Tensor]] | None
-    kept_beside: Mapping[str, str] = {}  # name of a file in output_dir -> its text, written before the first step
+    kept_beside: Mapping[str, str] = {}  # file name in output_dir -> text, written before the first step
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: object) -> TrainOutput:
         """Train, and leave ``trainer_state.json`` in ``output_dir``.
 
-        SIGTERM, SIGINT (a notebook's stop button) and an error end the run with its last finished step saved; a step in
-        progress is dropped, and the resumed run samples it again.  After SIGTERM the exit status is 143.  Several
-        processes lose what they have done since the last checkpoint.
+        When SIGTERM, SIGINT (a notebook's stop button) or an error ends the run, its last finished step is saved.  The
+        step in progress is dropped, and a resumed run samples it again.  After SIGTERM the exit status is 143.  Runs of
+        several processes lose the steps since their last checkpoint.
 
-        ``resume_from_checkpoint=True`` goes on from the newest whole checkpoint in ``output_dir``, with a word on each
-        damaged one, or starts at step 0 where there is none; a path names one; without it the run starts at step 0.
-        Checkpoints of later steps move to ``output_dir/_earlier-1``, or the next number.  Other ``kwargs`` are as in
-        transformers' ``Trainer.train``.
+        ``resume_from_checkpoint=True`` takes the newest whole checkpoint in ``output_dir``, and names each damaged one
+        that it passes over; if there is none the run starts at step 0.  A path names a checkpoint.  Without it the run
+        starts at step 0.  Checkpoints of later steps move to ``output_dir/_earlier-1``, or the next free number.  Other
+        ``kwargs`` are those of transformers' ``Trainer.train``.
 
         Raises:
-            ConfigError: the path is no whole checkpoint, or its base, LoRA or optimizer is another one; other changes
-                are named in one warning.  Or a later trainer has given the policy another reference.
-            RunFolderError: another run has ``output_dir``, or it cannot be written to.
+            ConfigError: the path is not a whole checkpoint, or its base, LoRA or optimizer differs from this run's
+                (other changes are named in one warning); or a later trainer has changed the policy's reference.
+            RunFolderError: another run uses ``output_dir``, or it cannot be written to.
             NonFiniteError: a gradient or a weight is not finite; it is not saved.
-            OutOfMemoryError: with the phase, what to change, and the checkpoint to resume from.
+            OutOfMemoryError: it names the phase, what to change, and the checkpoint to resume from.
         """
         self._take_policy(loads_reference=bool(resume_from_checkpoint))  # before anything is set aside
         alone = checkpointing.run_lock(self.folder) if self.args.should_save else nullcontext()
@@ -84,19 +84,19 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As TRL's, at this trainer's temperature and to its reference; a ConfigError where that is gone."""
+        """As TRL's, with this trainer's temperature and reference; a ConfigError if that reference is gone."""
         check_config.check_evaluation(self.args, self.accelerator.num_processes)
         self._take_policy()
         return super().evaluate(*args, **kwargs)
 
     def _keep_policy(self) -> None:
-        """Remember what TRL has given the policy for this trainer: a head with its temperature, and a reference."""
+        """Remember what TRL set on the policy for this trainer: a head with its temperature, and a reference."""
         self._base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         self._head = self._base.newest_head = self._base.forward
         self._reference_kept = self._reference_sum()
 
     def _take_policy(self, loads_reference: bool = False) -> None:
-        """Works around: a trainer that is built later on the same policy gives it another head and reference."""
+        """Works around: a trainer built later on the same policy replaces its head and its reference."""
         settled = loads_reference or self.is_in_train or not self.beta
         if not settled and self._reference_sum() != self._reference_kept:
             raise ConfigError(
@@ -108,7 +108,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             self._base.forward = self._base.newest_head = self._head
 
     def _reference_sum(self) -> int:
-        """Over the bits of the reference's adapter; 0 where the base is it, or an engine may cast or share it."""
+        """A checksum of the reference's adapter; 0 if the base is the reference, or an engine may cast or shard it."""
         adapter = [p.detach() for name, p in self.model.named_parameters() if ".ref." in name]
         shared = self.is_deepspeed_enabled or self.accelerator.num_processes > 1
         return 0 if shared else sum(int(p.view(torch.int16).sum()) for p in adapter)
@@ -151,11 +151,11 @@ class ResumableTrainer(checkpointing.SavingTrainer):
 
     @property
     def _samples_itself(self) -> bool:
-        """Whether completions come from ``model.generate``, not from an engine that schedules them itself."""
+        """Whether ``model.generate`` samples the completions, and not an engine that schedules them itself."""
         return not (self.use_vllm or self.use_transformers_continuous_batching)
 
     def _checkpoint_to_resume(self, resume: str | bool | None) -> Path | None:
-        """The checkpoint to start from, with later ones and what a killed run was writing out of the way."""
+        """The checkpoint to start from; moves later ones aside and deletes what a killed run was writing."""
         checkpoint = None
         if resume is True:
             checkpoint, passed_over = checkpointing.newest_whole(self.folder)
@@ -179,12 +179,12 @@ class ResumableTrainer(checkpointing.SavingTrainer):
         return checkpoint
 
     def _check_same_run(self, folder: Path | None) -> None:
-        """Refuse what would give the checkpoint's weights another meaning; name what else has changed."""
+        """Refuse a policy or optimizer that the checkpoint's state does not belong to; warn of all other changes."""
         now = self._made_of = made_of(self, self._data_facts)
         if folder is None:
             return
         then = facts(folder).get("run") or {}
-        if then.get("version") != VERSION:  # of plain TRL, or of another version of the kit
+        if then.get("version") != VERSION:  # written by plain TRL, or by another version of the kit
             where = self.shown(folder)
             output.say(f"{where} does not say what its run was made of, so its LoRA's scale alone is compared")
             then = now | {"policy": now["policy"] | scaling_of(folder)}
@@ -203,7 +203,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
         output.say(f"{self.shown(folder)} is at the last step or later: nothing left to train")
         self.state = TrainerState.load_from_json(str(folder / STATE))
         if self.args.load_best_model_at_end and (best := self.state.best_model_checkpoint):
-            beside = folder.with_name(Path(best).name)  # its path may be that of before the run's folder was moved
+            beside = folder.with_name(Path(best).name)  # the run's folder may have been moved since
             places = [place for place in (beside, Path(best)) if place.is_dir()]
             if not places:
                 output.warn(f"The best checkpoint, {self.shown(Path(best))}, is gone: the last one is loaded.")
@@ -212,21 +212,21 @@ class ResumableTrainer(checkpointing.SavingTrainer):
         return TrainOutput(self.state.global_step, 0.0, {})
 
     def _start_afresh(self) -> None:
-        """Works around: a cell that was stopped within a step leaves its position and its batches behind, and every
-        later step would train on completions of an older policy."""
+        """Works around: a cell that was stopped within a step leaves its position and its batches in the trainer, and
+        every later step would train on completions of an older policy."""
         super()._start_afresh()
         self._step, self._buffered_inputs, self._current_train_step_time = 0, None, 0.0
         self._metrics["train"].clear()
         reset_loss_scale(self.accelerator)
 
     def _keep_what_is_done(self, error: BaseException) -> str:
-        """Works around: a run that is stopped, or ends by an error such as a reward's whose service is down, loses all
-        steps since the last checkpoint.  Returns what is said of it."""
+        """Works around: a run that is stopped, or fails because, say, a reward's service is down, loses all steps since
+        the last checkpoint.  Returns the sentence that tells the user what was saved."""
         self.stops.held = True
         step, way_on = self._whole, "train(resume_from_checkpoint=True) goes on"
         if self.args.save_strategy == "no":
             return "stopped: save_strategy='no', so nothing is saved"
-        several = self.accelerator.num_processes > 1  # where others go on, saving would wait for them
+        several = self.accelerator.num_processes > 1  # saving would wait for those that go on
         if step is None or several or isinstance(error, RunFolderError):
             if checkpoints(self.folder):
                 return f"stopped: there is no finished step to save; {way_on} from the last checkpoint"
@@ -237,13 +237,13 @@ class ResumableTrainer(checkpointing.SavingTrainer):
                     checkpointing.set_random_states(self._random)
                     self.state.num_input_tokens_seen = self._tokens_seen
                 self._save_checkpoint(self.model, trial=None)
-        except Exception as again:  # what has ended the run is the one to read
+        except Exception as again:  # the error that ended the run is raised, not this one
             return f"stopped: the last step could not be saved, {type(again).__name__}: {again}"
         return f"stopped: step {step} of {self.state.max_steps} is saved in {self.shown(place)}; {way_on}"
 
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
         """Works around: torch's load_state_dict takes learning rate, betas and weight decay from the checkpoint, so a
-        learning_rate that was lowered would have no effect.  (DeepSpeed loads its own before this, and keeps them.)"""
+        lowered learning_rate would have no effect.  (DeepSpeed has loaded its state before, and keeps its own.)"""
         if folder is None:
             return
         groups = self.optimizer.param_groups
@@ -267,7 +267,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
         dtypes = {name: parameter.dtype for name, parameter in target.named_parameters()}
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if not (folder / "ref").is_dir():
-            # That run's reference was the base; the one made for this trainer would be a policy half trained.
+            # That run's reference was the base; this trainer's copy would be of a half-trained policy.
             drop_reference(target)
         elif (folder / "adapter_config.json").is_file():
             target.load_adapter(str(folder), "default", is_trainable=True)
@@ -277,11 +277,11 @@ class ResumableTrainer(checkpointing.SavingTrainer):
         self._reference_kept = self._reference_sum()
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
-        """Works around: after resuming, TRL does not draw prompts in the same order."""
+        """Works around: a resumed TRL run draws its prompts in another order."""
         return ByEpoch(super()._get_train_sampler(dataset))
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Works around: a generation batch that several steps train on would be sampled anew."""
+        """Works around: TRL would sample a generation batch anew that several steps train on."""
         super()._save_rng_state(output_dir)
         steps = self.args.steps_per_generation * self.num_iterations
         if self._first_micro_step % steps and self._buffered_inputs is not None:
@@ -305,7 +305,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
 
     @property
     def _batch_layout(self) -> list[int]:
-        """What a generation batch was cut by; the rest of one that was cut otherwise is of no use."""
+        """The settings that a generation batch was cut by; under others, a saved rest of it cannot be used."""
         names = ["num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"]
         names += ["steps_per_generation", "num_iterations", "world_size"]
         return [getattr(self.args, name) for name in names]
@@ -315,8 +315,8 @@ class ResumableTrainer(checkpointing.SavingTrainer):
 
 
 class ByEpoch(Sampler[int]):
-    """Works around: TRL's sampler shuffles each epoch by where its generator has got to, so that a run that is resumed
-    in the second epoch would see the first one's order again."""
+    """Works around: TRL's sampler shuffles each epoch from its generator's current state: a run resumed in the second
+    epoch would see the first epoch's order again."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler, self.epoch = sampler, 0
@@ -346,11 +346,11 @@ def drop_reference(model: PreTrainedModel) -> None:
 
 
 def made_of(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> Made:
-    """What the kit's trainer makes its run of, with a summary of its dataset."""
+    """What a run is made of: policy, dataset, rewards with their weights, and settings."""
     weights = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
     values = {n: getattr(v, "value", v) for n, v in vars(trainer.args).items() if not NOT_COMPARED.match(n)}
     if str(values["lr_scheduler_type"]).startswith("constant"):
-        del values["max_steps"], values["num_train_epochs"]  # how far a run goes, and not how
+        del values["max_steps"], values["num_train_epochs"]  # they say how far the run goes, not how
     settings = json.loads(json.dumps(without_secrets(values), default=lambda value: type(value).__name__))
     return {
         "version": VERSION,
@@ -363,15 +363,15 @@ def made_of(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> Made:
 
 
 def scaling_of(folder: Path) -> dict[str, object]:
-    """What the weights of a checkpoint's adapter are scaled by, as PEFT writes it, whatever trained it."""
+    """The scaling of a checkpoint's adapter, from PEFT's own file: also of checkpoints that the kit did not write."""
     file = folder / "adapter_config.json"
     config = json.loads(file.read_text()) if file.is_file() else {}
     return {name: config[name] for name in ("r", "lora_alpha", "use_rslora") if name in config}
 
 
 def policy_facts(model: torch.nn.Module) -> dict[str, object]:
-    """Its LoRA, and the frozen weights that it is trained on: how they were loaded, and a digest of them, rounded to
-    bfloat16, so that float32 agrees; empty where there are none, or not all are here."""
+    """A policy's LoRA, and its frozen weights: how they were loaded, and a digest, rounded to bfloat16 so that float32
+    agrees.  The digest is empty if there are no frozen weights, or not all of them are in this process."""
     digest, parameters = hashlib.sha256(), list(model.named_parameters())
     packed = any(quantisation_tensors(p) for _, p in parameters)
     first = next(p for _, p in parameters if p.is_floating_point())
@@ -395,11 +395,11 @@ def policy_facts(model: torch.nn.Module) -> dict[str, object]:
 
 
 def differences(now: Made, then: Made) -> tuple[list[str], list[str]]:
-    """What differs that a checkpoint's weights and optimizer go with, and what else that either run was given, each
-    with its new and its old value.
+    """What differs, each with its new and old value: first what a checkpoint's weights and optimizer state depend on,
+    then everything else that was given to either run.
 
-    Works around: PEFT loads weights into a LoRA that scales them otherwise, and what fits by name; torch loads another
-    optimizer's state, which fails at the first step or starts anew without a word.
+    Works around: PEFT loads weights silently into a LoRA with another scale or with other modules, and torch another
+    optimizer's state, which then fails at the first step or silently starts anew.
     """
     mine, its = (
         {**run["settings"], **run["policy"], "dataset": run["dataset"][1:], "rewards": run["rewards"]}
@@ -410,7 +410,7 @@ def differences(now: Made, then: Made) -> tuple[list[str], list[str]]:
     if mine["base_weights"] and its["base_weights"] and mine["loaded"] == its["loaded"]:
         policy.add("base_weights")
     elif mine["base_weights"] != its["base_weights"]:
-        given.add("loaded")  # whether the base is the same cannot be told
+        given.add("loaded")  # so the digests cannot be compared
 
     def differing(names: set[str]) -> list[str]:
         known = sorted(names & mine.keys() & its.keys())

@@ -1,4 +1,4 @@
-"""Stop a run by SIGTERM or Ctrl-C: where that does no harm.  Nothing here saves."""
+"""Stop a run on SIGTERM or Ctrl-C at a moment when that does no harm; saving is done in :mod:`.resume`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from types import FrameType
 from typing import NoReturn
 
 HANDLERS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-"""Python's own.  A signal that is ignored, as under nohup, or handled by others stays so."""
+"""Python's own handlers.  A signal that is ignored, as under nohup, or that other code handles is left alone."""
 
 
 class Terminated(SystemExit):
-    """SIGTERM has stopped the run; the process ends with the status that a shell gives it, 143."""
+    """SIGTERM has stopped the run; the process ends with status 143, as shells report it."""
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT has stopped the run in IPython, which shows the message and no traceback: the stop button is no fault.
+    """SIGINT has stopped the run in IPython, which shows the message without a traceback: a stop is not an error.
 
-    Elsewhere it stays a KeyboardInterrupt: Python ends a script with SIGINT's status for no subclass of it.
+    Scripts get a plain KeyboardInterrupt: Python does not exit with SIGINT's status for a subclass.
     """
 
     def _render_traceback_(self) -> list[str]:
@@ -32,10 +32,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stops:
-    """Which of SIGTERM and SIGINT has come to stop a run, and whether it may stop now.
+    """Whether SIGTERM or SIGINT has arrived, and whether the run may stop now.
 
-    It stops at once, and its step is dropped; it waits (``held``) while weights are updated, the step is logged and
-    evaluated, or a checkpoint is written.  A second Ctrl-C does not wait.
+    The run stops at once and drops its step, except while ``held``: while weights are updated, the step is logged and
+    evaluated, or a checkpoint is written.  Then the signal waits.  A second Ctrl-C does not wait.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Stops:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take the signals while inside, in the main thread, and give them back."""
+        """Handle the signals while inside, if this is the main thread, and restore the handlers afterwards."""
         main = threading.current_thread() is threading.main_thread()
         taken = {number: own for number, own in HANDLERS.items() if main and signal.getsignal(number) is own}
         for number in taken:
@@ -57,18 +57,18 @@ class Stops:
                 signal.signal(number, own)
 
     def release(self) -> None:
-        """From here on a signal stops the run; one that waits does so now, as Terminated or KeyboardInterrupt."""
+        """Let signals stop the run again; one that waited does so now, by raising Terminated or KeyboardInterrupt."""
         self.held = self.signal is not None
         if self.held:
             self._stop()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a worker that a reward has forked: it must save nothing
+        if os.getpid() != self._process:  # a worker that a reward has forked must not save
             os._exit(128 + number)
         again = number == signal.SIGINT == self.signal
         self.signal = signal.SIGTERM if signal.SIGTERM in (number, self.signal) else number
         if again or not self.held:
-            self.held = True  # until what is done is saved
+            self.held = True  # until the finished step is saved
             self._stop()
 
     def _stop(self) -> NoReturn:
