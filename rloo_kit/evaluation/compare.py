@@ -166,7 +166,7 @@ def _check_settings(before: Evaluation, after: Evaluation) -> None:
         if name in ("rewards", "correct") and not (first[name] and second[name]):
             continue  # without functions there is nothing to compare
         raise ConfigError(
-            f"the two evaluations differ in {name}, so that their difference would not be the policy's",
+            f"the two evaluations differ in {name}, so a change would not come from the policy alone",
             where=f"compare, {name}={first[name]!r} before and {second[name]!r} after",
             todo=f"evaluate both with the same {name}",
         )

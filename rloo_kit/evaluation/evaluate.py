@@ -252,7 +252,7 @@ def check_asked(*, n: int | None = None, samples: int = 1, greedy: bool = True, 
         raise ConfigError(
             f"greedy takes the most probable token each time, so {samples} samples of a prompt would be one",
             where=f"evaluate(samples={samples}, greedy=True)",
-            todo="greedy=False samples so many; without samples leave greedy=True",
+            todo="set greedy=False to sample that many, or leave samples out",
         )
     check_sampling(greedy, **generate)
 

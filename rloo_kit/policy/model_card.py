@@ -66,7 +66,7 @@ def remembered(model: object, tokenizer: PreTrainedTokenizerBase) -> Facts:
     """Return what the last trainer stored on the model, and the thinking setting if it is off or a budget."""
     facts, thinking = dict(getattr(model, "trained_by", {})), setting_of(tokenizer)
     if thinking is not True:
-        means = f"</think> is put after {thinking} tokens of a thought" if thinking else "off in every prompt"
+        means = f"a thought is closed with </think> after {thinking} tokens" if thinking else "off in every prompt"
         facts["Thinking"] = {"load_policy(thinking=...)": f"{thinking}: {means}"}
     return facts
 

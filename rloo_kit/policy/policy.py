@@ -157,8 +157,8 @@ class Policy:
         several = hasattr(prompts, "__len__") and len(prompts) and not isinstance(prompts, str | dict)
         if not several or isinstance(prompts[0], dict):
             where = f"Policy.generate, got a {type(prompts).__name__}"
-            todo = "wrap a single prompt or conversation: generate([prompt]); of a dataset give dataset['prompt']"
-            raise ConfigError("generate takes a list of prompts, of one at least", where=where, todo=todo)
+            todo = "wrap a single prompt or conversation: generate([prompt]); for a dataset, dataset['prompt']"
+            raise ConfigError("generate takes a list of one or more prompts", where=where, todo=todo)
         how: dict[str, object] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
         counts = {"n": n, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
         check_sampling(greedy, **how, **counts, chat_template_kwargs=chat_template_kwargs)
@@ -222,7 +222,7 @@ def check_sampling(greedy: bool, **given: object) -> None:
     for name, idle in NO_EFFECT.items() if greedy else ():
         if given.pop(name, idle[0]) not in idle:
             what = f"greedy takes the most probable token each time, so {name} would have no effect"
-            todo = f"greedy=False samples with this {name}; without it leave greedy=True"
+            todo = f"set greedy=False to sample with this {name}, or leave {name} out"
             raise ConfigError(what, where="Policy.generate(greedy=True), which evaluate calls", todo=todo)
     advice = {"temperature": "for the most probable completion use greedy=True"}
     hints = typing.get_type_hints(Policy.generate, include_extras=True)

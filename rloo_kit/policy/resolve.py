@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ADAPTER_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "base_model_name_or_path"
-ANEW = "copy the folder anew, or take a run's checkpoint-N"
+ANEW = "copy the folder again, or take a run's checkpoint-N"
 HUB_SECONDS = 9.0  # the hub's library itself retries for longer
 
 OF_FILES = ["*.json", "adapter_model*", "*.jinja", "*.txt", "*.model"]
@@ -176,9 +176,9 @@ def check_adapter(path: str, lora: Mapping[str, Any] | None) -> set[str]:
         weights = load_file(Path(path) / WEIGHTS)
     except (SafetensorError, OSError) as error:
         what = f"the adapter's weights cannot be read: {error}"
-        todo = f"{ANEW}: the file is damaged or gone, or a pointer that git lfs pull replaces by it"
+        todo = f"{ANEW}: the file is damaged or missing, or a git-lfs pointer (git lfs pull)"
         if Path(path, old := "adapter_model.bin").is_file():
-            todo = f"write {old} anew: safetensors.torch.save_file(torch.load({old!r}, weights_only=True), {WEIGHTS!r})"
+            todo = f"convert {old}: safetensors.torch.save_file(torch.load({old!r}, weights_only=True), {WEIGHTS!r})"
         raise PolicyNotFoundError(what, where=where, todo=todo) from error
     if bad := [name for name, weight in weights.items() if not weight.isfinite().all()]:
         what = f"the adapter has weights that are not finite, in {bad[0]}"
@@ -193,7 +193,7 @@ def check_attached(model: PeftModel, saved: set[str], path: str) -> None:
     attached = {n for n in get_peft_model_state_dict(model, save_embedding_layers=False) if "lora_" in n}
     missing, unused = sorted(attached - saved), sorted(saved - attached)
     if missing or unused or not attached:
-        what = "the adapter's weights are not those of its configuration"
+        what = "the adapter's weights do not match its configuration"
         what += f": {len(missing)} are missing, and {len(unused)} would be dropped"
         where = f"load_policy({path!r}), first {[*missing, *unused, 'its type is not LoRA'][0]}"
         raise PolicyNotFoundError(what, where=where, todo=ANEW)
@@ -236,7 +236,7 @@ def hub_explained(repository: str) -> Iterator[None]:
         what = f"there is no folder {repository}, and the hub says: {' '.join(str(cause).split())}"
         todo = f"look at {constants.ENDPOINT}/{repository}; a private or gated one needs HF_TOKEN in .env"
         if isinstance(cause, silent):
-            what = f"{repository} is no folder, not whole in the hub's cache, and the hub cannot be reached"
-            todo = "connect and call prepare(offline=False) in a fresh kernel, or name a folder in its place"
+            what = f"{repository} is not a folder, not complete in the hub's cache, and the hub cannot be reached"
+            todo = "connect and call prepare(offline=False) in a fresh kernel, or give a folder instead"
         where = f"offline mode is {'on' if constants.HF_HUB_OFFLINE else 'off'}"
         raise PolicyNotFoundError(what, where=where, todo=todo) from error

@@ -65,7 +65,7 @@ def check_target(target: Path, where: str, base: str = "", kind: str = "") -> No
     kept = re.compile(WRITTEN.get(there, ""))
     foreign = [name for name in names if not kept.fullmatch(name) or (target / name).is_dir()]
     if target == Path.cwd():
-        fault = "it is the folder in which this process works"
+        fault = "it is the working directory of this process"
     elif base and target == Path(os.path.realpath(base)):
         fault = "the policy's own base is there, and would be replaced"
     elif foreign:
@@ -76,7 +76,7 @@ def check_target(target: Path, where: str, base: str = "", kind: str = "") -> No
         fault = f"another kind of save is there, and would be replaced: {there}"
     else:
         return
-    raise ConfigError(fault, where=where, todo="name a place of its own, as out/adapter or out/policy.gguf")
+    raise ConfigError(fault, where=where, todo="choose a place of its own, such as out/adapter or out/policy.gguf")
 
 
 @contextlib.contextmanager
@@ -99,7 +99,7 @@ def replacing(target: Path, where: str) -> Iterator[Path]:
         of_disk = isinstance(error, OSError) or "os error" in str(error)
         if isinstance(error, RLOOKitError) or not of_disk:
             raise
-        kept = "; what was there before is as it was" if target.exists() else ""
+        kept = "; what was there before is unchanged" if target.exists() else ""
         what = f"the policy cannot be written: {error}{kept}"
         todo = "make room, or name a folder that this user can write to; the policy is still in memory"
         raise RunFolderError(what, where=where, todo=todo) from error
@@ -144,7 +144,7 @@ def _write(
     """
     named = expanded(folder)
     target, where = Path(os.path.realpath(named)), f"{where}({os.fspath(folder)!r})"
-    check_finite(policy.model, where, lambda: "save from before, or load it anew")
+    check_finite(policy.model, where, lambda: "go back to an earlier save, or load the policy anew")
     with _gathered(policy.model):
         if multi_process.is_main():
             check_target(target, where, policy.base, "adapter" if "adapter" in form else "checkpoint")
@@ -355,7 +355,7 @@ def save_gguf(
         if done.returncode:
             lines = (done.stderr or done.stdout).strip().splitlines() or ["nothing said"]
             what = f"llama.cpp's converter ended with status {done.returncode}: {lines[-1].strip()}"
-            todo = "look whether llama.cpp knows this model; a newer llama.cpp may"
+            todo = "check whether llama.cpp knows this model; a newer llama.cpp may"
             raise ConfigError(what, where=f"{where}, {converter[-1]}", todo=todo)
     return named
 

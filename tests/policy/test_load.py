@@ -141,8 +141,8 @@ def test_a_published_recipes_arguments_load_what_they_say_and_are_planned():
         ({"target_modules": "q_proj"}, "a list of some of"),
         ({"load_in_8bit": True}, "load_in_8bit must be False"),
         ({"load_in_4bit": True, "load_in_16bit": True}, "one precision"),
-        ({"full_finetuning": True, "load_in_4bit": True}, "load_in_4bit is of a LoRA"),
-        ({"full_finetuning": True, "r": 4}, "lora_rank is of a LoRA"),
+        ({"full_finetuning": True, "load_in_4bit": True}, "load_in_4bit is for a LoRA"),
+        ({"full_finetuning": True, "r": 4}, "lora_rank is for a LoRA"),
         ({"thinking": 0}, "thinking must be a valid boolean or greater than or equal to 1"),
     ],
 )

@@ -51,7 +51,7 @@ def holding(file: str) -> Any:
         ("qwen3-4b-thinkin", "did you mean qwen3-4b-thinking"),
         ("./adaptor", r"no folder './adaptor'"),
         (Path("out/b"), "no folder 'out/b'"),
-        ("out/adaptor", "out/adaptor is no folder.*cannot be reached"),
+        ("out/adaptor", "out/adaptor is not a folder.*cannot be reached"),
         ("out", r"no config\.json"),
     ],
 )

@@ -122,14 +122,14 @@ def test_the_home_a_link_and_a_relative_path_are_where_they_say(policy, tmp_path
     assert policy.save("out/adapter") == Path("out/adapter")
     for folder in ("home/adapter", "large disk", "out/adapter"):
         assert (tmp_path / folder / WEIGHTS).is_file()
-    with pytest.raises(ConfigError, match="the folder in which this process works"):
+    with pytest.raises(ConfigError, match="the working directory of this process"):
         policy.save("")
 
 
 def test_a_full_disk_leaves_the_adapter_before_it(policy, adapter, small_files):
     before = contents(adapter.parent)
     small_files(3000)
-    with pytest.raises(RunFolderError, match=r"what was there before is as it was[\s\S]*still in memory"):
+    with pytest.raises(RunFolderError, match=r"what was there before is unchanged[\s\S]*still in memory"):
         policy.save(adapter)
     with pytest.raises(RunFolderError, match=r"(?!.*as it was)cannot be written"):
         policy.save(adapter.parent / "new")
