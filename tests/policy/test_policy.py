@@ -26,7 +26,7 @@ def test_n_completions_of_a_prompt_are_adjacent_and_a_seed_repeats_them_and_leav
 
 def test_generate_refuses_what_cannot_be_sampled(policy, task, monkeypatch):
     for prompts in ("What?", QUESTION, [], iter([QUESTION]), task.held_out, task.held_out[:2]):
-        with pytest.raises(ConfigError, match=r"a list of prompts[\s\S]*dataset\['prompt'\]"):
+        with pytest.raises(ConfigError, match=r"a list of one or more prompts[\s\S]*dataset\['prompt'\]"):
             policy.generate(prompts)
     with pytest.raises(ConfigError, match=r"a prompt is empty[\s\S]*prompts\[1\]"):
         policy.generate(["What?", ""])

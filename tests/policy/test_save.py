@@ -46,7 +46,7 @@ def test_a_save_over_what_is_no_adapter_is_refused(place, files, policy, tmp_pat
         (tmp_path / place / file).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / place / file).write_text("mine")
     before = contents(tmp_path)
-    with pytest.raises(ConfigError, match=r"would be replaced[\s\S]*name a place of its own"):
+    with pytest.raises(ConfigError, match=r"would be replaced[\s\S]*choose a place of its own"):
         policy.save(tmp_path / place)
     assert contents(tmp_path) == before
 
