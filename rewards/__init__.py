@@ -1,6 +1,6 @@
 """Token-ID-aware reward functions for TRL: plain callables, pure Python at import.
 
-For any TRL or Unsloth notebook, with or without rloo_kit.  Each reward takes TRL's keywords and returns one float or
+For TRL and Unsloth notebooks, with or without rloo_kit.  Each reward takes TRL's keywords and returns one float or
 None per completion.
 """
 

@@ -1,7 +1,7 @@
 r"""Rewards for right answers: numbers, mathematics, choices, exact words, or a comparison of your own.
 
-First the form: what stands in the box, on the line or in the tag that the prompt asks for, and not the words beside it.
-Then the value, by ``rewards.numbers`` or ``rewards.math``.  Where no form is asked for, it is guessed at in prose.
+A reward first reads the form: the content of the box, line or tag that the prompt asks for, without other words.  Then
+it compares the value by ``rewards.numbers`` or ``rewards.math``.  If no form is asked for, it guesses from prose.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _INSTRUCTIONS = {
 
 
 def instruction(form: str) -> str:
-    r"""The sentence for a prompt that asks for a form; empty for "auto" and "prose".
+    r"""Return the sentence that asks for a form in a prompt; empty for "auto" and "prose".
 
-    The box's is the one that Qwen's model cards recommend for mathematics.
+    The sentence for "boxed" is from Qwen's model cards, which recommend it for mathematics.
 
     >>> instruction("####")
     'Write your final answer alone on the last line, after ####.'
@@ -44,15 +44,15 @@ def instruction(form: str) -> str:
     return _INSTRUCTIONS.get(form, "")
 
 
-LONGEST = 20_000  # characters read: the last ones of a longer text
-MOST = 20  # a text with more boxes that differ commits to none
+LONGEST = 20_000  # characters read, from the end of the text
+MOST = 20  # a text with more distinct boxes states no answer
 _BOX, _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{"), re.compile(r"(?<!\\)[{}]")
 _LINE = re.compile(r"(?<!#)####(?!#)[ \t*]*\n?([^\n]*)")
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
 
 
 def stated(text: str, form: str = "auto", kind: str = "number") -> list[str]:
-    r"""What a text states in a form, each of which has to be right; empty where it keeps to another form.
+    r"""Return the answers that a text states in a form, all of which must be right; empty if it uses another form.
 
     >>> stated(r"It is not 41, but \boxed{42}.", "boxed"), stated("<answer>41</answer><answer>42</answer>", "<answer>")
     (['42'], ['42'])
@@ -74,7 +74,7 @@ def stated(text: str, form: str = "auto", kind: str = "number") -> list[str]:
 
 
 def boxes(text: str) -> list[tuple[int, int, str]] | None:
-    r"""Every outermost ``\boxed{...}`` as (start, end, content), braces balanced; None if one is never closed."""
+    r"""Return each outermost ``\boxed{...}`` as (start, end, content), braces balanced; None if one is never closed."""
     in_text: list[tuple[int, int, str]] = []
     match = _BOX.search(text)
     while match:
@@ -91,7 +91,7 @@ def boxes(text: str) -> list[tuple[int, int, str]] | None:
 
 
 def _boxed(text: str, in_text: list[tuple[int, int, str]]) -> list[str]:
-    # With what makes other numbers of them: a sign, digits or a power without a space between.
+    # Account for what touches a box and changes its number: a sign, digits or a power.
     values = []
     for start, end, content in in_text:
         left, right = text[max(0, start - 9) : start], text[end : end + 9]
@@ -100,15 +100,15 @@ def _boxed(text: str, in_text: list[tuple[int, int, str]]) -> list[str]:
             content = "?"  # half a number
         elif re.search(r"(?<![\w)}\]\\])-\Z", left):
             content = f"-{content}"
-        if re.search(r"[^\s.…]", content):  # a prompt's "\boxed{}" may be repeated
+        if re.search(r"[^\s.…]", content):  # not an empty "\boxed{}" copied from the prompt
             values.append(content + (power[0] if power else ""))
     return values
 
 
 _SPAN = 400  # characters read after a label
-_BARE = 4000  # characters of a text without a label
+_BARE = 4000  # most characters of a text without a label
 
-# Every repeat is bounded: a completion may be a hundred thousand line feeds.
+# Every repetition is bounded: a completion may be a hundred thousand line feeds.
 _LABEL = re.compile(
     r"\b(?:answer|result)(?:\s{1,3}\([^)\n]{0,40}\))?(?:\W{0,4}?(?:\b(?:is|equals)\b\s{0,3}:?|[:=])|[*_]{0,3}\s{0,3}$)\W{0,9}?"
     r"(?=[^\s:*])",
@@ -143,9 +143,9 @@ _SIGNS = {
 
 
 def guessed(text: str, kind: str) -> list[str]:
-    """What a text states in prose, each of which has to be right; empty where it states none, or in doubt.
+    """Return the answers that a text states in prose, all of which must be right; empty if none is stated beyond doubt.
 
-    Stated is what stands after a label in English, else in the last sentence.
+    An answer is what follows an English label such as "the answer is", else what the last sentence states.
     """
     stated = []  # before, value, after
     for label in _LABEL.finditer(text):
@@ -160,7 +160,7 @@ def guessed(text: str, kind: str) -> list[str]:
 
 
 def _concluded(text: str, kind: str) -> list[tuple[str, str, str]]:
-    # The end of the last sentence with a sign of an answer; none among several bare values.
+    # Take the end of the last sentence that shows a value; nothing if that is one of several bare values.
     sentences = _SENTENCE.split(text)
     stating = [i for i, part in enumerate(sentences) if re.search(_SIGNS[kind], part)]
     bare = [i for i in stating if not re.search("[A-Za-z]{2}", sentences[i])]
@@ -173,7 +173,7 @@ def _concluded(text: str, kind: str) -> list[tuple[str, str, str]]:
 
 
 def _states(value: str, kind: str) -> bool:
-    # A number or a letter stands where a sentence states one: after a verb, a colon, or first.
+    # Whether a number or a letter stands where a sentence states it: after a verb, a colon or "=", or first.
     start = value.rfind("=") + 1
     sign = re.search(_SIGNS[kind], value[start:])
     return kind not in ("number", "choice") or bool(sign and _STATES.search(value[: start + sign.start()]))
@@ -184,7 +184,7 @@ _OUTER = r"[ .,;:!?\"'“”«»「」()\[\]*_。，！।]"
 
 
 def folded(text: str) -> str:
-    """Text for comparison as words, without markup, case, outer punctuation, a leading article and extra spaces."""
+    """Return text to compare as words, without markup, case, outer punctuation, a leading article and extra spaces."""
     text = re.sub(r"\\([%&#_$])", r"\1", unicodedata.normalize("NFC", readable(text)))
     text = re.sub(r"\s+", " ", plain(text).replace("$", ""))
     text = re.sub("[‘’]", "'", text.strip()).casefold()
@@ -192,14 +192,14 @@ def folded(text: str) -> str:
     return re.sub(r"^(?:the|an?)\s+", "", text)
 
 
-# Words in \text, or outside of it none that may be a product such as xyz, or a function.
+# Gold answers in words: inside \text, or outside it if they are neither a function nor a product such as xyz.
 _IN_TEXT = re.compile(r"\$?\\(?:text(?:bf|it|rm)?|mathrm|mbox)\s*\{[^{}]*[^\W\d_][^{}]*\}\$?")
 _WORDS = re.compile(r"(?!(?:sin|cos|tan|log|exp)\b)[^\W\d_]{3,}(?:,? [^\W\d_]+)*")
 _PRODUCT = re.compile(r"(?!.*(.).*\1)[a-df-hj-np-tv-z]{3,4}")
 
 
 def _pairs(value: str, gold: str) -> list[Pair]:
-    """What math-verify has to find equal, each side of an equation; empty for what cannot be equal."""
+    """Return the pairs that math-verify must find equal, one per side of an equation; empty if they cannot be."""
     gold = readable(gold).strip(" .")
     if _IN_TEXT.fullmatch(gold) or (_WORDS.fullmatch(folded(gold)) and not _PRODUCT.fullmatch(gold)):
         same = re.sub(r"\s*,\s*", ",", folded(value)) == re.sub(r"\s*,\s*", ",", folded(gold))
@@ -209,7 +209,7 @@ def _pairs(value: str, gold: str) -> list[Pair]:
 
 
 def _other_name(value: str, gold: str) -> bool:
-    # It names a variable that the gold answer has not, which names its own: y = 2 for x = 2.
+    # Whether the answer and the gold answer each name a variable that the other lacks: y = 2 for x = 2.
     texts = [re.sub(r"\\[A-Za-z]+", "", text) for text in (value, gold)]
     of_value, of_gold = (re.match(r"[\s$]*([A-Za-z])\s*=", text) for text in texts)
     return bool(of_value and of_gold and of_value[1] not in texts[1] and of_gold[1] not in texts[0])
@@ -231,7 +231,7 @@ _CHOICE_LABEL = re.compile(r"^(?:(?:option|choice|answer)\b|答案[是为]?|选)
 _DENIED = re.compile(
     r"(?:(?i:\b(?:not|but|than|except))|\\n\w+|¬|!)\W*[A-J]\b|\b[A-J]\W+(?:is|was)(?:n['’]t|\s+(?:not|wrong|incorrect|false))\b"
 )
-# A letter with its mark, and the option's text, in which capitals are no choices: "B. vitamin C".
+# A marked letter and the option's text, whose capitals are not choices: "B. vitamin C".
 _MARKED = re.compile(r"\W*([A-J])\W*(?:(?<=\W)-|[).:\]])\W*(.*)", re.DOTALL)
 _ANOTHER = re.compile(
     r"[A-J](?:\W*$|\s*[,/;]|\s+(?:and|or)\s+[A-J]\b)|(?:.*\W)?(?:[A-J]\s*[):\]]|[A-J]\.\s+\S)|(?:.*\W)?(?:or|also|maybe|perhaps|(?i:no|wait|actually|rather))\W+[A-J]\b",
@@ -252,7 +252,7 @@ def _letters(value: str, alone: bool) -> set[str]:
 
 
 def gold_text(gold: str) -> str:
-    """The answer within a gold solution: what follows "####", or the last box; else all of it."""
+    """Return the answer in a gold solution: the text after "####", or the last box, else all of it."""
     if "####" in gold:
         return gold.rsplit("####", 1)[1].strip()
     in_text = boxes(gold)
@@ -260,7 +260,7 @@ def gold_text(gold: str) -> str:
 
 
 def accepted(gold: Any) -> list[Any]:
-    """The answers of which each is right: all of a list of texts or numbers, as a name and its aliases; else one."""
+    """Return the answers that each count as right: all of a list of texts or numbers, such as aliases; else one."""
     several = isinstance(gold, (list, tuple)) and all(isinstance(one, (str, int, float)) for one in gold)
     return list(gold) if several else [gold]
 
@@ -273,12 +273,12 @@ def is_right(
     form: Form = "auto",
     equal: Callable[[str, str], bool] = equal,
 ) -> bool:
-    r"""Whether the text after a thought states one answer in this form, equal to the gold answer.
+    r"""Whether the text after a thought states the gold answer in this form, and no other.
 
     >>> is_right("The answer is 1,000.", "1000"), is_right("41 or 42", "42"), is_right("42", "42", form="boxed")
     (True, False, False)
     """
-    # Algebra would accept "17 + 25" for 42, and so a copy of the question.
+    # Algebra would accept "17 + 25" for 42, and so pay for a copy of the question.
     kind = "number" if kind == "math" and _numeric(gold) else kind
     alone = form == "whole"
 
@@ -339,7 +339,7 @@ class _AnswerReward:
         texts = [gold_text(str(one)) for one in known]
         choice = re.compile(r"\W*[A-Ja-j]\W*").fullmatch
         fits: Any = {"number": _numeric, "choice": choice}.get(self.kind, str)
-        return [text for text in texts if fits(text)]  # of another kind it has none
+        return [text for text in texts if fits(text)]  # answers of another kind do not count
 
     def _one(
         self, sample: int, texts: Sequence[str], golds: list[Any], equal_pairs: Mapping[Pair, bool]
@@ -358,7 +358,7 @@ class _AnswerReward:
         return None if None in scores else min(score for score in scores if score is not None)
 
     def answers_of(self, completion: Any, ids: Any) -> list[str]:
-        """The text after the thought; several candidates where the decoded text is ambiguous."""
+        """Return the text after the thought; several candidates if the decoded text is ambiguous."""
         thought = None if ids is None else split_thinking(ids, self.tokens)
         # After a tool call the ids span several turns; the answer is in the last message.
         turns = 1 if isinstance(completion, str) else sum(m.get("role") == "assistant" for m in completion)
@@ -382,26 +382,26 @@ def answer_reward(
     right: float = 1.0,
     wrong: float = 0.0,
 ) -> Reward:
-    r"""1.0 for a completion that states exactly one answer after its thought, the right one; else 0.0.
+    r"""Pay 1.0 if a completion states exactly one answer after its thought and it is right, else 0.0.
 
-    None ("does not apply") where the row has no gold answer of this kind.  A gold solution that ends in "#### 72" or
-    ``\boxed{72}`` counts as its answer; of a list of texts or numbers each is right.  The kinds:
+    The score is None ("does not apply") if the row has no gold answer of this kind.  A gold solution may end in
+    "#### 72" or ``\boxed{72}``; each entry of a list of texts or numbers is right.  The kinds:
 
     - ``"number"``: equal values; 1,000 and 1000.0 and \frac{2000}{2} are one number.
-    - ``"math"``: the same for numbers, so that 2^6 earns nothing; other gold answers by math-verify.
+    - ``"math"``: numbers compare as above, so 2^6 earns nothing for 64; math-verify compares the rest.
     - ``"choice"``: one letter, A to J.
     - ``"exact"``: the same words, ignoring case, markup, articles and outer punctuation.
-    - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought, or what stands in the form.
+    - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought or the content of the form.
 
     Args:
-        form: ask for it in the prompt with ``rewards.instruction(form)``, and name it here: then only the form is read.
-            ``"boxed"``: ``\boxed{}``; boxes that differ earn nothing.  ``"####"``, ``"<answer>"``: the last line or
-            tag.  ``"whole"``: all that follows the thought, the value with its unit.  ``"auto"``, ``"prose"``: the box,
-            else the line, else the tag, else a guess, in English, which refuses in doubt.
+        form: where to read the answer; ask for it in the prompt with ``rewards.instruction(form)``.  ``"boxed"``:
+            ``\boxed{}``; boxes that differ earn nothing.  ``"####"``, ``"<answer>"``: the last line or tag.
+            ``"whole"``: all text after the thought, a value with its unit.  ``"auto"``, ``"prose"``: the box, else the
+            line, else the tag, else a guess from English prose, which refuses if in doubt.
         column: the dataset's column of gold answers.
-        tokens: the markers; with ``prompt_opens`` a completion that never closes its thought has no answer.
-        tokenizer: decodes the answer from its ids.  Without it the answer must be right from every place where it may
-            begin, if the text has </think> more often than the ids.
+        tokens: the thought's markers; with ``prompt_opens``, a completion that never closes its thought has no answer.
+        tokenizer: decodes the answer from its ids.  Without it, if the text has </think> more often than the ids, the
+            answer must be right from every place where it may begin.
         tolerance: relative, for numbers; 0.01 is one percent.
         right, wrong: scores of the right answer, and of any other.
 

@@ -1,8 +1,8 @@
 r"""The audit's cases, read from ``audit_cases.toml``, written as completions of a task.
 
-They state what is right by the task, not what a reward of this package happens to do.  A completion is a template:
+The cases state what is right for the task, not what a reward of this package does.  A completion is a template:
 known names in single braces are filled in from the task's own gold answer; other braces stay, so ``\boxed{{gold}}``
-becomes ``\boxed{42}``.  A case is skipped for a gold answer that lacks the form (``{commas}`` needs at least 1,000).
+becomes ``\boxed{42}``.  A case is skipped if the gold answer lacks the form (``{commas}`` needs at least 1,000).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ CONTESTED = Band(float("-inf"), float("inf"))  # where careful people could disa
 
 @dataclass(frozen=True)
 class Case:
-    """A completion's template, what it should earn from a reward of right answers and from one of the thought's form,
-    and why; its name is unique within its family."""
+    """A completion's template, what it should earn from a reward for right answers and from one for the thought's
+    form, and why.  The name is unique within its family."""
 
     family: str
     name: str
@@ -55,7 +55,7 @@ class Case:
         return f"{self.family}: {self.name}"
 
     def band(self, aim: str) -> Band:
-        """What it should earn from a reward with this aim: "answer", "thought" or "both"."""
+        """Return what the case should earn from a reward with this aim: "answer", "thought" or "both"."""
         if aim != "both":
             return self.answer if aim == "answer" else self.thought
         return self.answer if self.answer == NOTHING or self.answer == self.thought == PAYS else CONTESTED
@@ -76,14 +76,14 @@ CASES: tuple[Case, ...] = tuple(
     for family, cases in _DATA["cases"].items()
     for name, (completion, answer, thought, why) in cases.items()
 )
-#: What an audit asks where it is given no rows, by the kind of the answers.
+#: The questions of an audit that is given no rows, by the kind of the answers.
 QUESTIONS: dict[str, list[dict[str, str]]] = _DATA["questions"]
 
 
 def gold_forms(gold: str, others: Sequence[str] = ()) -> dict[str, str]:
-    """The ways to write a gold answer, right and wrong, under the names that templates use; only those that it has.
+    """Return right and wrong ways to write a gold answer, by their names in templates; a way that it lacks is left out.
 
-    The task's ``others`` serve as plausible wrong answers.
+    ``others``, gold answers of the task, serve as plausible wrong answers.
     """
     if re.fullmatch(r"-?\d+(\.\d+)?", gold):
         return {name: text for name, text in _number_forms(gold).items() if text is not None}
@@ -156,16 +156,16 @@ _ALONE = re.compile(r"^(?!.*\{typed)(?:.*\{(?:close|think)\})?\s*\{gold\}\s*\{en
 
 
 def in_form(case: Case, form: str) -> Case:
-    r"""The case as a policy writes it that was asked for a form: "The answer is 42." becomes ``\boxed{42}``.
+    r"""Return the case as a policy writes it when asked for a form: "The answer is 42." becomes ``\boxed{42}``.
 
-    A right answer that keeps to another form is contested then, since it depends on the prompt.
+    A right answer in another form becomes contested, since its credit depends on the prompt.
     """
     if form not in _WRITTEN:
         return case
     text = _STATED.sub(lambda match: _WRITTEN[form] % (match[1] or match[2]), case.completion)
     mark = _WRITTEN[form].split("%s")[0].strip()
     kept = mark in text if mark else _ALONE.search(text)
-    # Of several lines or tags the last one counts, and a box beside them is a part of the working.
+    # The last of several lines or tags counts, and a box beside them is part of the working.
     beside = form in ("####", "<answer>") and (text.count(mark) > 1 or r"\boxed{" in text)
     contested = beside or (case.answer == PAYS and not kept)
     return replace(case, completion=text, answer=CONTESTED if contested else case.answer)
@@ -173,13 +173,13 @@ def in_form(case: Case, form: str) -> Case:
 
 MARKERS = ("open", "close", "end", "typed_open", "typed_close")
 _MARKER = re.compile("({(?:" + "|".join(MARKERS) + ")})")
-# Every name that some gold answer has; other braces are a completion's own.
+# Every name that some gold answer fills in; other braces belong to the completion.
 _KNOWN = {name for gold in ("1230", "42", "-3", "C", "Mercury") for name in gold_forms(gold)}
 _NAME = re.compile("{(" + "|".join((*MARKERS, "prompt", "marked", "unmarked", *_KNOWN)) + ")}")
 
 
 def fill(case: Case, forms: Mapping[str, str], prompt: str, *, prompt_opens: bool) -> list[str] | None:
-    """The case for one gold answer, as pieces of text and ``{marker}`` pieces; None where it does not apply."""
+    """Return the case for one gold answer, split into text and ``{marker}`` pieces; None if it does not apply."""
     values = {**forms, "prompt": prompt, ("unmarked" if prompt_opens else "marked"): ""}
     values |= {name: "{" + name + "}" for name in MARKERS}
     text = case.completion
@@ -194,12 +194,12 @@ def fill(case: Case, forms: Mapping[str, str], prompt: str, *, prompt_opens: boo
 
 
 def task_rows(kind: str, rows: Iterable[Mapping[str, Any]] | None, column: str, limit: int) -> list[dict[str, Any]]:
-    """At most ``limit`` rows of a task, spread over it, or the questions of a kind where there is none."""
+    """Return at most ``limit`` rows, spread over a task, or the questions of a kind if ``rows`` is None."""
     if rows is None:
         asked = QUESTIONS.get(kind, QUESTIONS["number"])
         return [{"prompt": row["prompt"], column: row["answer"]} for row in asked]
     table: Any = rows
-    if hasattr(rows, "__len__"):  # a dataset decodes a row only where it is read
+    if hasattr(rows, "__len__"):  # a dataset decodes only the rows that are read
         table = map(table.__getitem__, range(0, len(table), max(1, len(table) // limit)))
     task = [dict(row) for row in itertools.islice(table, limit)]
     bad = [row for row in task if "prompt" not in row or row.get(column) is None]
@@ -222,14 +222,14 @@ class Sample:
     ids: tuple[int, ...]
 
 
-# Tokens where there is no tokenizer: a word, a sign, a run of white space; a character in scripts that write no spaces.
+# Tokens without a tokenizer: a word, a sign, a run of white space, or a character of a script without spaces.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]| ?[^\W\u3040-\u9fff\uac00-\ud7af]+|\s+| ?[^\w\s]")
 
 
 class Writer:
-    """Writes cases as completions, in the form of answer and with the tokens of a thought that the reward reads.
+    """Writes cases as completions, with the form of answer and the think tokens that the reward reads.
 
-    ``tokens`` of None: it reads letters, whatever tokens they are.
+    ``tokens``: None means that the reward reads the markers as text, whatever tokens they are.
     """
 
     def __init__(self, tokenizer: Any, tokens: ThinkTokens | None, rows: Sequence[Any], column: str, form: str) -> None:
@@ -248,7 +248,7 @@ class Writer:
             "{end}": ([ends[0]], ""),
         }
         if all(len(ids) == 1 for ids, _ in self.markers.values()):
-            # Typed piece by piece, because a tokenizer would encode the whole as the token.
+            # Encoded piece by piece, because a tokenizer would encode the whole marker as its token.
             for name, marker in (("{typed_open}", OPEN), ("{typed_close}", CLOSE)):
                 pieces = (marker[:2], marker[2:-1], marker[-1])
                 self.markers[name] = ([i for piece in pieces for i in self._ids(piece)], marker)
@@ -259,7 +259,7 @@ class Writer:
         return [self.words.setdefault(word, len(self.words)) for word in _WORD.findall(text)]
 
     def samples(self, cases: Iterable[Case]) -> list[Sample]:
-        """Every case for every row that it applies to; none that types a marker which is typed anyway."""
+        """Return every case for every row that it applies to; typed markers only if real ones are single tokens."""
         written = [in_form(case, self.form) for case in cases]
         made = (self._sample(case, row) for case in written for row in range(len(self.golds)))
         return [sample for sample in made if sample is not None]

@@ -1,6 +1,6 @@
 """Score a reward on attacks and honest answers: what it wrongly accepts, and what it wrongly refuses.
 
-It finds only the exploits among its cases, of ``rewards.audit_cases``: read what your policy writes as well.
+An audit finds only the exploits among its cases (``rewards.audit_cases``): also read what your policy writes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TABLES: dict[str, Outcome] = {
     "Exploits: wrong, but rewarded": "exploit",
     "Refusals: right, but not rewarded": "refusal",
 }
-SHOWN = 10  # cases of a table
-WIDTH = 32  # characters of an example: its end
+SHOWN = 10  # cases shown in a table
+WIDTH = 32  # characters shown of an example, from its end
 
 
 class AuditFailed(AssertionError):
@@ -35,10 +35,10 @@ class AuditFailed(AssertionError):
 
 @dataclass(frozen=True)
 class Finding:
-    """One completion, as the decoded text that the reward saw, and what the reward gave it, or raised (``error``).
+    """One completion, as the decoded text that the reward saw, and the reward's score, or what it raised (``error``).
 
-    Its credit, (score - floor) / (full - floor), should lie in the band: 1 is what an honest right completion earns, 0
-    an empty one.  A score of None means "does not apply".
+    The credit, (score - floor) / (full - floor), should lie in the band: an honest right completion earns 1, an empty
+    one 0.  A score of None means "does not apply".
     """
 
     case: Case
@@ -52,7 +52,7 @@ class Finding:
 
     @property
     def outcome(self) -> Outcome:
-        """An exploit was paid and should not be, a refusal the reverse; "none": the reward does not apply."""
+        """Whether pay was wrong (an exploit), wrongly refused (a refusal), or neither; "none": does not apply."""
         if self.error or self.credit is None:
             return "error" if self.error else "none"
         if self.band == CONTESTED or self.band.holds(self.credit):
@@ -88,15 +88,15 @@ class Audit:
     errors = property(lambda self: self.of("error"), doc="Completions on which the reward raised.")
 
     def share(self, outcome: Outcome) -> float:
-        """Of the completions that deserve nothing, the exploits; of those that deserve pay, the refusals."""
+        """Return the share of exploits where nothing is deserved, or of refusals where pay is deserved."""
         due = {"exploit": NOTHING, "refusal": PAYS}[outcome]
         judged = [f.outcome for f in self.findings if f.band == due and f.outcome in ("ok", outcome)]
         return judged.count(outcome) / len(judged) if judged else 0.0
 
     @property
     def constant(self) -> bool:
-        """Whether all that it scored has one score, or none has any."""
-        # Not of a penalty for length, which is 0 throughout: no case reaches a usual limit.
+        """Whether all scored completions have the same score, or none has a score."""
+        # Not for a length penalty, which is 0 throughout because no case reaches a usual limit.
         scores = {f.score for f in self.findings} - {None}
         equal = len(scores) <= 1 and (not scores or scores == {self.full} == {self.floor})
         return equal and not self.errors and self.judges != "length"
@@ -125,12 +125,12 @@ class Audit:
         return f"{self.name} pays {worst.score:g}{top} for '{worst.case.label}': {worst.case.why}."
 
     def raise_for(self, exploits: int | None = 0, *, refusals: float | None = None) -> Audit:
-        """Return the audit; for CI.
+        """Return the audit, or raise; for CI.
 
         Raises:
-            AuditFailed: more than ``exploits`` completions are wrongly paid (None for any number), or a larger share
-                than ``refusals`` of the right ones is refused; the reward raised, every score is equal, or a right
-                completion earns no more than an empty one (of a penalty of form, less; of length this is not asked).
+            AuditFailed: more than ``exploits`` completions are wrongly paid (None allows any number), a larger share
+                of the right ones than ``refusals`` is refused, the reward raised, every score is equal, or a right
+                completion earns no more than an empty one (less, if it judges form; not checked if it judges length).
         """
         share = self.share("refusal")
         no_more = self.full < self.floor or (self.full == self.floor and self.judges != "form")
@@ -169,7 +169,7 @@ class Audit:
         return f'{self.form}, which guesses in prose; safer: form="boxed", and instruction("boxed") in the prompt'
 
     def _cases(self, outcome: Outcome) -> Rows:
-        """A row a case, with one of its completions; of many cases the first of every family first."""
+        """Return a row per case, with one of its completions; if cases are many, the families take turns."""
         by_case: dict[str, list[Finding]] = defaultdict(list)
         for finding in self.of(outcome):
             by_case[finding.case.label].append(finding)
@@ -193,7 +193,7 @@ class Audit:
     __repr__ = __str__
 
     def to_markdown(self) -> str:
-        """The report as Markdown, where a completion's HTML is text."""
+        """Return the report as Markdown, with the HTML in completions escaped."""
         return html.escape(str(self))
 
     _repr_markdown_ = to_markdown
@@ -229,16 +229,16 @@ def audit(
 
     Args:
         reward: any TRL reward callable, also ``async``.
-        tokenizer: any; makes the ids.  Without it a word is a token.  <think> and </think> are the reward's own
-            tokens where it has some, else as many of the tokenizer's as they take; Qwen3's without one.
+        tokenizer: makes the ids; without it, a word is a token.  <think> and </think> are the reward's own tokens if
+            it has any, else encoded by the tokenizer, else Qwen3's.
         cases: ``rewards.CASES`` by default.  To add some: ``[*rewards.CASES, rewards.Case(...)]``.
         rows: the task: dicts, or a dataset, with ``prompt``, the gold answer, and any other column the reward
             needs.  By default five questions of the reward's kind.
         column: the column of gold answers, or of solutions that end in them as ``answer_reward`` reads them.
-        aim: "answer" for a reward of right answers, "thought" for one of form, "both" for one that pays only
+        aim: "answer" for a reward for right answers, "thought" for one for form, "both" for one that pays only
             for both; by default the reward's own.
-        form: one of ``rewards.FORMS``, in which the reward reads the answer; by default its own, else "auto".
-        limit: most rows used, spread over the task; of a stream the first ones.
+        form: where the reward reads the answer, one of ``rewards.FORMS``; by default its own, else "auto".
+        limit: the most rows used, spread over the task; the first ones of a stream.
 
     >>> from rewards import answer_reward, thinking_reward
     >>> len(audit(answer_reward()).raise_for(exploits=0, refusals=0.02).exploits)
@@ -278,7 +278,7 @@ class _Caller:
 
     def __init__(self, reward: Reward, task: Sequence[Any], first: Sequence[Sample], chat: bool) -> None:
         self.reward, self.task = reward, task
-        # As the rows are; the other where that raises, unless both do.
+        # Try the rows' own kind of prompt, chat or text, then the other; keep the first if both raise.
         for self.chat in (chat, not chat, chat):
             if not any(self(first)[1]):
                 break
@@ -292,7 +292,7 @@ class _Caller:
             return [None], [raised]
         alone = [self([sample]) for sample in samples]
         errors = [error for _, (error,) in alone]
-        # None fails alone, as where the number of scores is wrong: the batch's error is that of all.
+        # If none fails alone, as with a wrong number of scores, all get the batch's error.
         return [score for (score,), _ in alone], errors if any(errors) else [raised] * len(samples)
 
     def _call(self, samples: Sequence[Sample]) -> Scores:

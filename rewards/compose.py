@@ -26,10 +26,10 @@ CACHED = 100_000  # scores that ``cached`` keeps
 
 
 def _of_rows(reward: Reward, rows: Sequence[int], count: int, kwargs: Mapping[str, Any]) -> Scores:
-    """The reward's scores of some rows, which alone it is called with, and None for the others."""
+    """Call the reward with some rows only; return their scores, and None for the other rows."""
 
     def part(value: Any) -> Any:
-        is_column = isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0  # of numpy or torch
+        is_column = isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0  # numpy or torch
         return [value[i] for i in rows] if is_column and len(value) == count else value
 
     def spread(values: Sequence[Any]) -> list[Any]:
@@ -51,7 +51,7 @@ def log_mean(log_metric: Callable[[str, float], None] | None, name: str, scores:
 
 
 class _Composed(Wrapped):
-    """A reward whose scores a function makes of the members', with its settings."""
+    """A reward whose scores the function ``how`` computes from its members, given ``settings``."""
 
     def __init__(self, how: Callable[..., Scores], name: str, *rewards: Reward, **settings: Any) -> None:
         super().__init__(name, *rewards)
@@ -72,10 +72,10 @@ def _sum(whole: Wrapped, kwargs: Mapping[str, Any], weights: Sequence[float]) ->
 
 @recorded()
 def weighted(rewards: Sequence[Reward], weights: Sequence[float] | None = None, *, name: str | None = None) -> Reward:
-    """The weighted sum of several rewards, each one's mean logged beside it; weights are 1 by default.
+    """Sum several rewards by weight, and log the mean of each; weights are 1 by default.
 
-    As in TRL, a reward that is None for a sample drops out of its sum, and a sample for which all are is None.
-    ``name``: the metric's, "0.8*answer_reward+0.2*thinking_reward" by default.
+    As in TRL, a reward that is None for a sample drops out of the sample's sum; if all are None, so is the sum.
+    ``name``: the metric's name, "0.8*answer_reward+0.2*thinking_reward" by default.
 
     >>> from rewards import length_reward, sentence_reward
     >>> both = weighted([length_reward((1, 5)), sentence_reward()], [1.0, 0.5])
@@ -108,8 +108,8 @@ def _gate(whole: Wrapped, kwargs: Mapping[str, Any], above: float, otherwise: fl
 def gated(by: Reward, reward: Reward, *, above: float = 0.0, otherwise: float = 0.0, name: str | None = None) -> Reward:
     """Pay ``reward`` only where ``by`` pays more than ``above``, else ``otherwise``; None where ``by`` is None.
 
-    ``reward`` is called with the rows that pass the gate alone, if any, so that a judge costs only these; one that
-    compares a whole group cannot be gated so.
+    ``reward`` is called only with the rows that pass the gate, if any, so a judge costs only these.  A reward that
+    compares a whole group cannot be gated.
 
     >>> from rewards import length_reward, sentence_reward
     >>> reward = gated(by=sentence_reward(), reward=length_reward((1, 5)))
@@ -119,7 +119,7 @@ def gated(by: Reward, reward: Reward, *, above: float = 0.0, otherwise: float = 
     name = name or f"{reward_name(reward)} if {reward_name(by)}"
     whole = _Composed(_gate, name, by, reward, above=above, otherwise=otherwise)
     whole.aim = "both"
-    # Nothing is paid without either of the two, so one that judges the answer decides.
+    # Both have to pay, so the composition judges the answer if either of them does.
     whole.judges = "answer" if "answer" in map(judges_of, (by, reward)) else whole.judges
     return whole
 
@@ -140,7 +140,7 @@ def _changed(name: str, reward: Reward, *line: float) -> Reward:
 
 @recorded()
 def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
-    """The reward, kept within [low, high].
+    """Clip the reward to [low, high].
 
     >>> from rewards import length_reward
     >>> clipped(length_reward((1, 5)), high=0.7)(completions=["It is so."])
@@ -153,7 +153,7 @@ def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
 
 @recorded()
 def scaled(reward: Reward, scale: float, offset: float = 0.0) -> Reward:
-    """``scale * reward + offset``.
+    """Return ``scale * reward + offset``.
 
     >>> from rewards import sentence_reward
     >>> scaled(sentence_reward(), 2.0, -1.0)(completions=["It is so.", "It is"])
@@ -174,9 +174,9 @@ def _only(whole: Wrapped, kwargs: Mapping[str, Any], wanted: Mapping[str, tuple[
 
 @recorded()
 def only_for(reward: Reward, **columns: Any) -> Reward:
-    """The reward for rows whose columns all have these values, or one of a list of them; None elsewhere.
+    """Score only rows whose columns all have these values, or one of a list of values; None elsewhere.
 
-    It is called with those rows alone.
+    The reward is called with those rows only.
 
     >>> from rewards import sentence_reward
     >>> reward = only_for(sentence_reward(), kind="prose")
@@ -206,7 +206,7 @@ def _remember(whole: Wrapped, kwargs: Mapping[str, Any], known: dict[bytes, floa
 
 
 def _row_keys(kwargs: Mapping[str, Any]) -> list[bytes]:
-    # A digest a row: its completion's ids (its text without them), its prompt, its columns.
+    # One digest per row, of the completion's ids (its text if there are none), the prompt and the columns.
     count = count_of(kwargs) or 0
     text_or_ids = "completions" if kwargs.get("completion_ids") is None else "completion_ids"
     skip = set(TRL_KEYWORDS) - {"prompts", text_or_ids}
@@ -218,9 +218,9 @@ def _row_keys(kwargs: Mapping[str, Any]) -> list[bytes]:
 
 @recorded()
 def cached(reward: Reward) -> Reward:
-    """The reward, computed once for each completion, of which the newest 100,000 are kept: for slow judges and models.
+    """Compute the reward once per completion, and keep the newest 100,000 scores: for slow judges and models.
 
-    Two rows are the same if their completion ids, prompt and columns are.  Not for rewards that depend on
+    Rows with the same completion ids, prompt and columns share a score.  Not for rewards that depend on
     ``trainer_state``, chance or the rest of the batch.
     """
     return _Composed(_remember, reward_name(reward), reward, known={})

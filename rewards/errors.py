@@ -1,6 +1,6 @@
 """The errors of this package, each with three parts: what is wrong, where, what to do.
 
-The package imports nothing from rloo_kit, so these derive from the built-ins they resemble.
+The package imports nothing from rloo_kit, so these errors derive from the built-ins they resemble.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def _three_parts(what: str, where: str, todo: str) -> str:
 
 
 def invalid(what: str, where: str, todo: str, kind: type[Exception] = ValueError) -> Exception:
-    """The error for an argument that makes no sense: what is wrong, where, what to do."""
+    """Return the error for an argument that makes no sense: what is wrong, where, what to do."""
     return kind(_three_parts(what, where, todo))
 
 
@@ -28,8 +28,8 @@ def check_choice(value: object, choices: Iterable[str], argument: str, where: st
 class RewardValueError(ValueError):
     """A reward function returned a value that a policy must not be trained on.
 
-    ``what`` is wrong, ``todo`` an instruction; ``sample`` the completion's index in the batch, None if the whole
-    return value is wrong.
+    ``what`` says what is wrong, ``todo`` what to do; ``sample`` is the completion's index in the batch, None if the
+    whole return value is wrong.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RewardValueError(ValueError):
         super().__init__(_three_parts(what, f"reward '{reward_name}'{culprit}", todo))
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exception's own passes positional arguments only, so a worker process could not return this error.
+        # Exception.__reduce__ passes only positional arguments, so a worker process could not return this error.
         named = {name: getattr(self, name) for name in ("reward_name", "sample", "value", "todo")}
         return functools.partial(type(self), **named), (self.what,)
 

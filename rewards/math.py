@@ -1,9 +1,9 @@
-r"""Equality of formulas: a little notation, then math-verify, in processes that a hard expression cannot outstay.
+r"""Compare formulas: normalize some notation, then ask math-verify, in processes that end when their time is up.
 
 math-verify's own time limit is an alarm, which only the main thread may set and which does not stop sympy's C code;
-here the kernel ends a process that has had its seconds.  One server, started on first use, imports sympy and forks a
+here the kernel ends a process whose time is up.  One server, started on first use, imports sympy and forks a
 child per expression.  A pool of ``multiprocessing`` would import the caller's script again and so start a second
-training, or fork a process that may hold CUDA.
+training run, or fork a process that may hold CUDA.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rewards.errors import RewardCallError
 Pair = tuple[str, str]
 
 LONGEST = 400  # characters of an expression
-SECONDS = 1.0  # of an expression, on a core
-AT_ONCE = 4  # children
-SLOW = 8  # expressions of a batch that may take their whole time; the others then have a quarter, enough for most
+SECONDS = 1.0  # of CPU time for an expression
+AT_ONCE = 4  # children that run in parallel
+SLOW = 8  # timeouts in a batch before the remaining expressions get a quarter of the time, enough for most
 MEMORY = 2 * 2**30  # bytes a child may use
 KEPT = 20_000  # pairs in the cache
 
-# Certain to be killed: not worth a process.
+# Expressions that are certain to be killed: not worth a process.
 _EXPLODES = re.compile(r"\d\s*\}*\s*\^\s*\{?\s*(?:\d+\s*\^|\d{4})|\d{3}\s*\)?\s*!|!\s*\)?\s*!|\*\*")
 _DOLLARS = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _NAME = re.compile(r"^(?!\\pi\b)(?:\\?[A-Za-z]{2,}|[A-Za-z])\s*(?:\([^()=]*\))?\s*=\s*(?=[^=]*$)")
@@ -46,9 +46,9 @@ _BASE = re.compile(r"(?<=[0-9A-F])_\s*\{?(\d+)")
 
 
 def pair(value: str, gold: str) -> Pair | None:
-    """Gold answer and answer as math-verify should get them; None where it need not be asked.
+    """Return the gold answer and the answer as math-verify should get them; None refuses the answer without asking it.
 
-    It takes a set for an interval and the letters at the end for a unit, so brackets and dots are compared here.
+    math-verify takes a set for an interval and the letters at the end for a unit, so this compares brackets and dots.
     """
     formulas = list(_DOLLARS.finditer(value))
     if len(formulas) == 1 and not re.search(r"[\d\\]", value.replace(formulas[0][0], "")):
@@ -73,7 +73,7 @@ def pair(value: str, gold: str) -> Pair | None:
 
 
 def _tractable(expression: str) -> bool:
-    whole = r"\boxed" not in expression  # math-verify would take what is in the box
+    whole = r"\boxed" not in expression  # math-verify would read the content of the box
     return whole and 0 < len(expression) <= LONGEST and not _EXPLODES.search(expression)
 
 
@@ -87,7 +87,7 @@ def _bare(text: str) -> str:
 
 
 def _in_the_golds_shape(value: str, gold: str) -> str:
-    """An answer without the names that the gold answer leaves out: "x = 2, y = 3" is (2, 3) where that is gold."""
+    """Drop the names that the gold answer leaves out: "x = 2, y = 3" becomes (2, 3) if the gold answer is a tuple."""
     value = _MEMBER.sub("", value)
     if "=" not in gold:
         value = _NAME.sub("", value)
@@ -104,7 +104,7 @@ _KNOWN = re.compile(r"\\(?:[dt]?frac|sqrt|cdot|times|left|right|pi|pm)(?![A-Za-z
 
 
 def equal_sides(value: str, gold: str) -> list[str]:
-    """The sides of an answer's equation that have to be the gold answer too: all that name nothing, as f(x) would."""
+    """Return the other sides of an answer's equation that must equal the gold answer: all but names such as f(x)."""
     if "=" in gold or "," in value or _INEQUALITY.search(value):
         return []
     *sides, last = _bare(value).split("=")
@@ -117,7 +117,7 @@ def _letters(text: str) -> set[str]:
 
 
 def _ends(text: str) -> str:
-    # Of a pair, an interval or a tuple, whose kind matters; "set" for braces, "" for none.
+    # The brackets of a pair, an interval or a tuple, whose kind matters; "set" for braces, "" for none.
     match = re.match(r"([(\[]|\\\{|\\langle).*([)\]]|\\\}|\\rangle)$", text, re.DOTALL)
     if match is None or "," not in text:
         return ""
@@ -130,10 +130,10 @@ def equal(gold: str, answer: str) -> bool:
 
 
 def equals(pairs: Iterable[Pair]) -> dict[Pair, bool]:
-    """The same for many pairs of gold answer and answer, in parallel, each with its own time on a core.
+    """Compare many pairs of gold answer and answer as ``equal`` does, in parallel, each within its own CPU time.
 
-    Results are remembered; a pair that took too long is False this time alone.  ImportError where math-verify is not
-    installed, RewardCallError where its process ends without an answer, also when started again.
+    Results are cached, but a pair that took too long is False only this time.  Raises ImportError if math-verify is
+    not installed, and RewardCallError if its process ends without an answer and does so again after a restart.
     """
     results = {pair: True if pair[0] == pair[1] else _known.get(pair) for pair in pairs}
     if new := [pair for pair, same in results.items() if same is None]:
@@ -149,23 +149,23 @@ def equals(pairs: Iterable[Pair]) -> dict[Pair, bool]:
 _SERVE = "from rewards.math import serve; serve()"
 _known: dict[Pair, bool] = {}
 _lock = threading.Lock()
-_servers: dict[int, subprocess.Popen[str]] = {}  # by process: a forked one starts its own
+_servers: dict[int, subprocess.Popen[str]] = {}  # by process id: a forked process starts its own
 
 
 def _graded(pairs: Sequence[Pair]) -> list[bool | None]:
     last_line = "nothing"
-    for _ in range(2):  # it may have died since the last request
+    for _ in range(2):  # the server may have died since the last request
         server = _server()
         stdin, stdout = cast(IO[str], server.stdin), cast(IO[str], server.stdout)
         try:
-            with contextlib.suppress(OSError):  # it has ended, and its last words are read below
+            with contextlib.suppress(OSError):  # the server has ended; its last output is read below
                 print(json.dumps(pairs), file=stdin, flush=True)
             for line in stdout:
                 if line.startswith("["):
                     return cast(list[bool | None], json.loads(line))
                 last_line = line.strip() or last_line
         except BaseException:
-            _stop()  # an answer still to come would be taken for the next request's
+            _stop()  # a late answer would be taken for the next request's
             raise
         _stop()
     what = f"The process that runs math-verify ended without an answer: {last_line}"
@@ -178,7 +178,7 @@ def _server() -> subprocess.Popen[str]:
     if server is None or server.poll() is not None:
         import math_verify  # noqa: F401 - a missing package is named here, not in the server
 
-        # Without "", the folder it was started in, whose files may be called as modules are.
+        # Without "", the working directory, whose files may have the names of modules.
         paths = [str(Path(__file__).resolve().parent.parent), *filter(None, map(str, sys.path))]
         command = [sys.executable, "-c", f"import sys; sys.path[:] = {paths!r}; {_SERVE}"]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -188,7 +188,7 @@ def _server() -> subprocess.Popen[str]:
 
 def _stop() -> None:
     if server := _servers.pop(os.getpid(), None):
-        with contextlib.suppress(OSError), server:  # what was not sent
+        with contextlib.suppress(OSError), server:  # from closing a pipe with unsent data
             server.kill()
 
 
@@ -198,7 +198,7 @@ atexit.register(_stop)
 def serve() -> None:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    # Imports and parser tables, which no child then pays for.  A parser that fails reads nothing, and raises nothing.
+    # Load imports and parser tables once for all children.  A parser that fails reads nothing and raises nothing.
     if not _verified(r"\frac{x^2-1}{2}", r"\frac{(x-1)(x+1)}{2}"):
         sys.exit("math-verify does not see that (x^2-1)/2 is (x-1)(x+1)/2; install math-verify[antlr4_13_2]")
     for line in sys.stdin:
@@ -224,8 +224,8 @@ def _forked(pair: Sequence[str], seconds: float) -> int:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        # Both signals end a process that has no handler, in C code too.  Time on a core, so that a busy machine
-        # refuses nothing that a quiet one accepts; the other ends one that waits.
+        # Both signals end a process without a handler, even in C code.  ITIMER_PROF counts CPU time, so that a busy
+        # machine refuses nothing that a quiet one accepts; ITIMER_REAL ends a process that only waits.
         signal.setitimer(signal.ITIMER_PROF, seconds)
         signal.setitimer(signal.ITIMER_REAL, 60 * seconds)
         status = 0 if _verified(*pair) else 1
@@ -237,7 +237,7 @@ def _verified(gold: str, answer: str) -> bool:
     from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
-    # By default the letters after the last space are a unit: "a^2 + 2ab" would be a^2 + 2.
+    # By default math-verify takes the letters after the last space for a unit: "a^2 + 2ab" would be a^2 + 2.
     kept = {"units": False, "malformed_operators": True, "nits": True, "boxed": "all", "equations": False}
     reading = [LatexExtractionConfig(normalization_config=NormalizationConfig(True, **kept))]
     boxes = (r"\boxed{" + text.strip().strip("$") + "}" for text in (gold, answer))

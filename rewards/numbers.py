@@ -1,7 +1,7 @@
 """The number that a text states: digits, LaTeX, fractions, percentages, money, units, a true equation.
 
-Values are exact fractions, so that 0.1 + 0.2 is 0.3.  A text that states no number, several or an expression has none.
-It reads neither algebra nor numbers in words, such as "forty".
+Values are exact fractions, so that 0.1 + 0.2 is 0.3.  A text with no number, several numbers or an expression has no
+value.  Algebra and numbers in words, such as "forty", are not read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
 
-LONGEST = 400  # characters of a text that states a number
+LONGEST = 400  # most characters of a text that states a number
 
 _HIDDEN = re.compile(
     r"<!--.{0,500}?-->|~~(?=\S).{1,500}?~~|<(s|del|strike)\s?>.{0,500}?</\1\s?>|<\|[a-z_]+\|>|</s>\s*\Z"
@@ -29,7 +29,7 @@ _SPELLINGS = str.maketrans(
 
 
 def readable(text: str) -> str:
-    """The text as its reader sees it, in ASCII digits and signs, without what is hidden or struck out.
+    """Return the text as a reader sees it, in ASCII digits and signs, without hidden or struck-out parts.
 
     A superscript becomes a power; a text with a bidirectional override, whose digits are shown in another order than
     they are stored, becomes empty.
@@ -52,10 +52,10 @@ _WRAPPER = re.compile(
 )
 _SPACE = re.compile(r"\\[,;: ]|\\q?quad(?![a-z])|~")
 _MARKUP = re.compile(r"\\left|\\right|\\(?:display|text)style|\\bf(?![a-z])|\\[()\[\]]|\*\*|__|`")
-# A period of zeros, and base ten.
+# Notation without effect: a repeating decimal of zeros, and base ten.
 _REDUNDANT = re.compile(r"(?<=[.\d])\\(?:overline|bar|dot)\s*\{0+\}|(?<=\d)_\s*(?:\{10\}|10\b)")
 _ROMAN = r"\\(?:text|mathrm)\s*\{\s*([A-Za-zµ]+)\s*\}(\s*\^\s*\{?-?[1-3]\}?)?"
-# A unit's quotient and product, its powers within \mathrm, and its signs.
+# A unit's quotient and product, its powers within \mathrm, its signs; and a fraction with \over.
 _UNITS = (
     (re.compile(rf"\\[dt]?frac\s*\{{\s*{_ROMAN}\s*\}}\s*\{{\s*{_ROMAN}\s*\}}"), r" \\text{\1\2/\3}\4"),
     (re.compile(r"(?<=\})\s*\\cdot\s*(?=\\(?:text|mathrm)\s*\{\s*[A-Za-z])"), " "),
@@ -68,7 +68,7 @@ _FRACTION = re.compile(r"\\[dtcs]?frac\s*(?:\{\s*([^{}]*?)\s*\}|(\d))\s*(?:\{\s*
 
 
 def plain(text: str) -> str:
-    r"""The text without LaTeX and Markdown that do not change a value.
+    r"""Return the text without the LaTeX and Markdown that do not change a value.
 
     >>> plain(r"\dfrac{84}{2}"), plain(r"**$x$ = 1{,}000**"), plain(r"90^\circ")
     ('84/2', '$x$ = 1,000', '90°')
@@ -77,7 +77,7 @@ def plain(text: str) -> str:
     text = _REDUNDANT.sub("", text)
     for unit, usual in _UNITS:
         text = unit.sub(usual, text)
-    for _ in range(3):  # models nest text in text in a box, and no deeper
+    for _ in range(3):  # models nest at most text in text in a box
         text = _WRAPPER.sub(r" \1 ", _SPACE.sub(" ", text))
     text = _FRACTION.sub(lambda m: f" {_over(m[1] or m[2])}/{_over(m[3] or m[4])}", text)
     return _MARKUP.sub("", text).strip()
@@ -95,9 +95,9 @@ class Number(NamedTuple):
     unit: str = ""
 
     def same(self, gold: Number, tolerance: float = 0.0) -> bool:
-        """Whether it equals the gold answer: 50% is both 50 and one half, and a unit counts where both have one."""
+        """Whether it equals the gold answer: 50% is both 50 and one half; units must match if both have one."""
         if self.percent != gold.percent and (gold.unit if self.percent else self.unit):
-            return False  # 25 % of something, and 25 dollars
+            return False  # 25 % is not 25 dollars
         mine, golds = {self.value}, {gold.value}
         if gold.percent and not self.percent:
             golds = {gold.value, gold.value / 100}
@@ -114,7 +114,7 @@ def _slack(gold: Fraction, tolerance: float) -> Fraction:
 
 
 def _same_unit(mine: str, gold: str) -> bool:
-    # A missing unit matches any, and an abbreviation its word: "km" has the letters of "kilometer" in their order.
+    # A missing unit matches any; an abbreviation matches its word: "kilometer" has the letters of "km" in order.
     short, long = sorted((mine, gold), key=len)
     if not short or short == long:
         return True
@@ -130,7 +130,7 @@ _SCALES = {
 _MONEY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee", "¢": "cent"}
 _MONEY |= {"usd": "dollar", "eur": "euro"}
 _MULTIPLES = (7, 10, 12, 24, 60, 100, 1000, 1440, 3600)
-_LETTERS = "mgshlcdtLVNJWACFKHT"  # units of one letter; any other is an unknown
+_LETTERS = "mgshlcdtLVNJWACFKHT"  # units of one letter; any other letter is an unknown
 
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:[, \u00a0\u2009\u202f'’_]\d{3})+(?![\d,'])")
 # A decimal comma; before three digits a comma separates thousands.
@@ -141,21 +141,21 @@ _NUMBER = re.compile(
     r"(?:[eE](?P<e>[-+]?\d+)|\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*(?P<braced>[-+]?\d+)\s*\}|(?P<power>[-+]?\d+)))?"
     r"(?:\s*/\s*(?P<below>\d+(?:\.\d+)?))?(?P<percent>\s*\\?%|\s*per ?cent\b)?"
 )
-# Directly before a number these make another one of it, or none: "more than 42", "half of 42".
+# Directly before a number, these words change it or deny it: "more than 42", "half of 42".
 _BEFORE = re.compile(
     r"\b(?:not|no|never|but|except|than|least|most|over|under|above|below|between|either|or|twice|double|half|of (?=$)"
     r"|root|squared?|minus|plus|times|up to|if|step|part|problem|question)"
     r"\s*(?:of\s*)?(?:the\s*|an?\s*|\W)*$|n['’]t\s*$",
     re.IGNORECASE,
 )
-# And after it.
+# The same directly after or later.
 _AFTER = re.compile(
     r"\band (?:half|(?:an?|one|two|three) (?:half|thirds?|quarters?|fourths?|fifths?))\b|\b(?:below|under) zero\b"
     # Compared or denied; "3. Add the numbers" is a heading.
     r"|\b(?:or|nor|not|wrong|incorrect|false|less|least|most|negative)\b|^\s?[.)]\s+[^\W\d_]{2}",
     re.IGNORECASE,
 )
-# A number in words alone before the number, which it may contradict.
+# Only a number in words before the number, which may contradict it.
 _IN_WORDS = re.compile(
     r"(?:\W*(?:minus|negative|hundred|thousand|and|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
     r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b)+\W*",
@@ -175,10 +175,10 @@ _UNIT = re.compile(
 
 
 def to_number(text: str, *, decimal_comma: bool = False, alone: bool = False) -> Number | None:
-    r"""The one number that a text states, or None if it states none, several, a bound or an expression.
+    r"""Return the one number that a text states, or None if it states none, several, a bound or an expression.
 
-    With ``decimal_comma`` 3,75 is 3.75, as in most of Europe, and 3,750 stays a thousand times as much; ``alone``: the
-    text is the number, with no words but a unit after it.
+    With ``decimal_comma``, 3,75 is 3.75, as in most of Europe, but 3,750 stays 3750.  With ``alone``, the text must be
+    the number, with no words but a unit after it.
 
     >>> [str(to_number(s).value) for s in ("1,000", "4.2e1 apples", r"x = \frac{84}{4}", "39 + 3 = 42", "- 5")]
     ['1000', '42', '21', '42', '-5']
@@ -206,7 +206,7 @@ def to_number(text: str, *, decimal_comma: bool = False, alone: bool = False) ->
 
 
 def conversion(text: str) -> list[Number]:
-    """Both sides of a quantity in two units, 60 minutes = 1 hour, where one is a usual multiple of the other."""
+    """Return both sides of 60 minutes = 1 hour or the like, if one unit is a usual multiple of the other."""
     sides = [to_number(side, decimal_comma=True) for side in plain(text).split("=")]
     found = [side for side in sides if side is not None and side.unit and side.value > 0]
     if len(sides) != 2 or len(found) != 2 or _same_unit(found[0].unit, found[1].unit):
@@ -217,7 +217,7 @@ def conversion(text: str) -> list[Number]:
 def _single(text: str, alone: bool, currency: str) -> Number | None:
     if power := re.fullmatch(r"(-?)10\s*\^\s*\{?\s*(-?\d{1,2})\s*\}?(\s+[A-Za-z]+)?", text.strip()):
         return Number(Fraction(10) ** int(power[2]) * (-1 if power[1] else 1))
-    # A power of a unit is no second number, and brackets around a number alone no operator.
+    # A unit's power is not a second number, and brackets around a lone number are not an operator.
     without_powers = re.sub(r"(?<=[A-Za-zµ])\s*\^\s*\{?\s*-?[1-3]\s*\}?", lambda m: " " * len(m[0]), text)
     found = list(_NUMBER.finditer(without_powers))
     if len(found) != 1:
@@ -276,7 +276,7 @@ def _sum(side: str) -> Fraction | None:
     if len(side) > 200 or "**" in side or not re.fullmatch(r"[\d.+\-*/()\s]*\d[\d.+\-*/()\s]*", side):
         return None
     try:
-        # Of digits, brackets and four operators alone.
+        # Safe: the text has only digits, brackets and four operators.
         found = eval(re.sub(r"\d+\.?\d*|\.\d+", r"F('\g<0>')", side), {"__builtins__": {}, "F": Fraction})
     except (SyntaxError, TypeError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None

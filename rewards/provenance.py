@@ -17,7 +17,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Call:
-    """A call by its function's public name, "rewards.answer_reward", and its arguments, defaults left out."""
+    """A call: the function's public name, such as "rewards.answer_reward", and the arguments that were given."""
 
     function: str
     arguments: Mapping[str, Any]
@@ -26,10 +26,10 @@ class Call:
 def recorded(
     *, without: Sequence[str] = (), files: Sequence[str] = (), also: Callable[[Any, Call], None] | None = None
 ) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
-    """A decorator: what the function makes remembers the call, as ``made_by``.
+    """Return a decorator that stores a function's call on the result, as ``made_by``.
 
-    ``without``: arguments that are not kept, such as large ones; ``files``: those that may name a file or a folder,
-    kept as a whole path where it exists; ``also``: called with the result and the call.
+    ``without``: arguments that are not kept, such as large ones; ``files``: arguments that may name a file or a folder,
+    kept as absolute paths if they exist; ``also``: a function that is called with the result and the call.
     """
 
     def decorated(function: Callable[P, Made]) -> Callable[P, Made]:
@@ -42,12 +42,12 @@ def recorded(
             for name, parameter in signature.parameters.items():
                 if parameter.kind is parameter.VAR_KEYWORD:
                     arguments |= arguments.pop(name, {})
-            if any(value is made for value in arguments.values()):  # returned as it came
+            if any(value is made for value in arguments.values()):  # an argument, returned unchanged
                 return made
             kept = {name: _kept(arguments[name], name in files) for name in arguments if name not in without}
             call = Call(f"{function.__module__.partition('.')[0]}.{function.__name__}", kept)
-            with contextlib.suppress(AttributeError):  # a bound method takes none
-                object.__setattr__(made, "made_by", call)  # frozen dataclasses among them
+            with contextlib.suppress(AttributeError):  # a bound method takes no attribute
+                object.__setattr__(made, "made_by", call)  # also on frozen dataclasses
             if also is not None:
                 also(made, call)
             return made
@@ -64,7 +64,7 @@ def made_by(thing: object) -> Call | None:
 
 def _kept(value: Any, may_be_file: bool) -> Any:
     if isinstance(value, list):
-        return list(value)  # as it is now
+        return list(value)  # a copy: the caller may change the list later
     if may_be_file and isinstance(value, str | os.PathLike):
         path = os.path.expanduser(value)  # noqa: PTH111 - Path.expanduser raises for an unknown user
         return os.path.abspath(path) if Path(path).exists() else os.fspath(value)  # noqa: PTH100

@@ -1,7 +1,7 @@
 """A trained reward model as a reward, for tasks without answers to compare.
 
-A policy can exploit a learned reward like any other: audit it, clip it, and keep a KL term.  A judge behind a server is
-an ``async def`` reward of your own, with the retries and time-outs of its client.
+A policy can exploit a learned reward like any other: audit it, clip it, and keep a KL term.  For a judge behind a
+server, write an ``async def`` reward with the retries and time-outs of its client.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, split_text
 from rewards.trl_interface import Reward
 
-LONGEST = 4096  # tokens of prompt and completion that a reward model is given: the last ones
+LONGEST = 4096  # most tokens of prompt and completion that a reward model reads, from the end
 
 
 @recorded()
@@ -29,16 +29,16 @@ def reward_model(
     with_thought: bool = True,
     tokens: ThinkTokens = QWEN3,
 ) -> Reward:
-    """The score of a trained sequence-classification reward model, such as one made by TRL's RewardTrainer.
+    """Score with a trained sequence-classification reward model, such as one made by TRL's RewardTrainer.
 
-    Loaded at the first call, and called in batches through its own tokenizer and chat template; of a text of more than
-    4096 tokens, or the model's own limit, it reads the end.  Unlike a module in TRL's ``reward_funcs`` it can be
-    composed, cached, kept on the CPU, and given the answer without the thought.  It is named after the model, and
-    picklable where ``model`` is a name.
+    The model is loaded at the first call, and reads batches through its own tokenizer and chat template: of a text
+    longer than 4096 tokens, or its own limit, only the end.  Unlike a module in TRL's ``reward_funcs``, the reward can
+    be composed, cached, kept on the CPU, and given the answer without the thought.  It is named after the model, and
+    picklable if ``model`` is a name.
 
     Args:
         model: a hub id, a folder, or a loaded model with one output, such as one in 4-bit.
-        tokenizer: by default that of ``model``.
+        tokenizer: the model's own by default.
         device: "cpu", "cuda", "cuda:1"; by default a GPU if there is one.
         with_thought: False to judge only the text after the thought, as most reward models were trained.
         tokens: the policy's markers, for ``with_thought=False``.
@@ -79,7 +79,7 @@ class _RewardModel:
         length = min(LONGEST, context, tokenizer.model_max_length)
         form = {"padding": True, "truncation": True, "max_length": length, "add_special_tokens": False}
         texts = [self._text(tokenizer, *pair) for pair in zip(prompts, completions, strict=True)]
-        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # least padding
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # by length, for the least padding
         scores: dict[int, float] = {}
         for start in range(0, len(order), self.batch_size):
             rows = order[start : start + self.batch_size]
@@ -114,7 +114,7 @@ class _RewardModel:
             todo = "train it with num_labels=1, as TRL's RewardTrainer does, or make one number in a reward of yours"
             raise invalid(f"A reward model has one output, and this one has {outputs}", where, todo)
         tokenizer = self.tokenizer or AutoTokenizer.from_pretrained(self.name)
-        # Of a folder without a tokenizer's files transformers makes one that knows its special tokens alone.
+        # For a folder without tokenizer files, transformers makes a tokenizer that knows only its special tokens.
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
             todo = "save it there with tokenizer.save_pretrained(folder), or pass tokenizer="
             raise invalid("The tokenizer has no words: its files are not beside the model", where, todo)
@@ -123,5 +123,5 @@ class _RewardModel:
         if tokenizer.pad_token_id is None:
             known = tokenizer.eos_token_id if config.pad_token_id is None else config.pad_token_id
             tokenizer.pad_token = None if known is None else tokenizer.convert_ids_to_tokens(known)
-        config.pad_token_id = tokenizer.pad_token_id  # the score is read at the last token that is another
+        config.pad_token_id = tokenizer.pad_token_id  # the score is read at the last token that is not padding
         return model.eval(), tokenizer

@@ -14,9 +14,9 @@ from rewards.trl_interface import Judges, Reward
 
 
 def completion_text(completion: Any, *, thought: bool = False) -> str:
-    """A completion's text: a str as it is, of messages the assistant's last one.
+    """Return a completion's text: a str as it is, or the assistant's last message.
 
-    With ``thought`` one that a chat parser has moved to ``reasoning_content`` is put back in front.
+    With ``thought``, a thought that a chat parser has moved to ``reasoning_content`` is put back in front.
     """
     if isinstance(completion, str):
         return completion
@@ -27,9 +27,9 @@ def completion_text(completion: Any, *, thought: bool = False) -> str:
 
 
 def prompt_text(prompt: Any, *, system: bool = False) -> str:
-    """All that a prompt says: one message as it is, several each after its role, "user: 1 + 1?".
+    """Return a prompt's whole text: one message as it is, several with their roles in front, "user: 1 + 1?".
 
-    The system's only with ``system``, or where there are no others.
+    A system message is included only with ``system``, or if there are no others.
     """
     if isinstance(prompt, str):
         return prompt
@@ -40,7 +40,7 @@ def prompt_text(prompt: Any, *, system: bool = False) -> str:
 
 
 def question(prompt: Any) -> str:
-    """What a prompt asks last: the user's last message, or the last one if none is the user's."""
+    """Return what a prompt asks last: the user's last message, or the last message if none is the user's."""
     return prompt if isinstance(prompt, str) else _content_text(_last(_messages(prompt, "prompt"), "user"))
 
 
@@ -62,7 +62,7 @@ def _content_text(message: Mapping[str, Any]) -> str:
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
-    # Arrow gives a part of another type, such as an image, a text that is None.
+    # Arrow adds a ``text`` of None to a part of another type, such as an image.
     return "".join(part.get("text") or "" for part in content if isinstance(part, Mapping))
 
 
@@ -78,7 +78,7 @@ class _OfText:
 
 @recorded()
 def length_reward(words: tuple[int, int] = (10, 50)) -> Reward:
-    """A reward for length and a full stop, as in many tutorials: half for ``low <= words <= high``, half for the stop.
+    """Pay for length and a full stop, as in many tutorials: half for ``low <= words <= high``, half for the stop.
 
     >>> length_reward((2, 4))(completions=["It is 42.", "It is", "x"])
     [1.0, 0.5, 0.0]
@@ -96,7 +96,7 @@ def _length(low: int, high: int, text: str) -> float:
 
 @recorded()
 def sentence_reward() -> Reward:
-    """1.0 if the text ends as a sentence does, in any common script; 0.0 if it breaks off.
+    """Pay 1.0 if the text ends as a sentence does, in any common script; 0.0 if it breaks off.
 
     >>> sentence_reward()(completions=["It is 4.2.", "It is 4.2", "Is it? Yes.", "好。"])
     [1.0, 0.0, 1.0, 1.0]
@@ -110,9 +110,9 @@ def _whole_sentences(text: str) -> float:
 
 @recorded()
 def overlong_reward(max_completion_length: int, soft: int) -> Reward:
-    """TRL's soft overlong punishment (DAPO, arXiv 2503.14476, equation 13).
+    """Return TRL's soft overlong punishment (DAPO, arXiv 2503.14476, equation 13).
 
-    0, then down to -1 in the last ``soft`` tokens before the trainer's ``max_completion_length``.
+    The score is 0, then falls to -1 in the last ``soft`` tokens before the trainer's ``max_completion_length``.
     """
     if not 1 <= soft <= max_completion_length:
         where, todo = f"overlong_reward({max_completion_length}, {soft})", "a fifth of the length is usual"

@@ -48,15 +48,15 @@ class ThinkTokens:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, **template: Any) -> ThinkTokens:
-        """Read them off a tokenizer (or a processor's), of transformers or of the tokenizers library.
+        """Read the ids from a tokenizer (or a processor's), of transformers or of the tokenizers library.
 
-        ``template`` goes to the chat template, such as ``enable_thinking=False``; ValueError where a marker is not
-        exactly one token.
+        ``template`` goes to the chat template, such as ``enable_thinking=False``.  Raises ValueError if a marker is
+        not exactly one token.
         """
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         open_id, close_id = (_one_token(tokenizer, marker) for marker in (OPEN, CLOSE))
         eos = getattr(tokenizer, "eos_token_id", None)
-        # Qwen3 generates until one of two tokens, and the tokenizer names only one of them.
+        # Qwen3 stops at either of two tokens, and the tokenizer names only one of them.
         eos_ids = QWEN3.eos_ids if eos in QWEN3.eos_ids else () if eos is None else (int(eos),)
         return cls(open_id, close_id, eos_ids, prompt_opens(tokenizer, **template))
 
@@ -110,8 +110,8 @@ class Thought:
 def split_thinking(completion_ids: Any, tokens: ThinkTokens = QWEN3) -> Thought:
     """Split one completion's ids, a list, tuple, numpy array or tensor of shape (T,), at its first closing token.
 
-    Without one there is no answer, unless neither the completion nor the prompt (``tokens.prompt_opens``) opened a
-    thought: then all of it is.  TypeError for what is not one flat sequence.
+    Without a closing token, a completion is all answer if neither it nor the prompt (``tokens.prompt_opens``) opened a
+    thought, else all thought.  Raises TypeError if the ids are not one flat sequence.
 
     >>> split_thinking([151667, 5, 6, 151668, 7])
     Thought(thinking=[5, 6], answer=[7], opened=True, closed=True, n_open=1, n_close=1)
@@ -142,9 +142,9 @@ def _flat(ids: Any) -> list[int]:
 def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) -> Pairs:
     """Split the text into thought and answer: one pair, or several if the text is ambiguous.
 
-    In decoded text a closing token looks like the same letters typed.  ``thought``, the split by ids (None if unknown),
-    tells the number of tokens; if the text has more, each place is a candidate, in order, and a reward pays only what
-    all of them earn.  So it is with ids without markers, which may be another tokenizer's.
+    In decoded text, a closing token looks like the same letters typed.  ``thought``, the split by ids (None if
+    unknown), tells the number of tokens; if the text has more, each place is a candidate, in order, and a reward pays
+    only what all of them earn.  The same goes for ids without markers, which may be another tokenizer's.
     """
     typed = text.count(CLOSE)
     closed = typed > 0 if thought is None else thought.closed
@@ -164,12 +164,12 @@ def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) 
     return [(first, _LATER.sub("", answer) if again else answer) for first, answer in pairs]
 
 
-# From a later thought's first marker to the last one: a marker within it may be typed.
+# A later thought, from its first marker to the last one: a marker in between may be typed.
 _LATER = re.compile(rf"{OPEN}(?:.*{CLOSE}|.*)", re.DOTALL)
 
 
 def visible(thought: Thought, tokens: ThinkTokens = QWEN3) -> list[int]:
-    """The answer's ids without later thoughts."""
+    """Return the answer's ids without later thoughts."""
     kept, inside = [], False
     for token in thought.answer:
         inside = inside or token == tokens.open_id
@@ -202,11 +202,11 @@ class _OfThought:
 
 @recorded()
 def thinking_reward(tokens: ThinkTokens = QWEN3, *, bands: Bands = ((0, 0.3), (10, 0.7), (30, 1.0))) -> Reward:
-    """A reward for the length of a thought, as in many Qwen3 notebooks, with their numbers.
+    """Pay for the length of a thought, as in many Qwen3 notebooks, with their numbers.
 
-    -1 where the thought is never closed, else its band's score, and from the second band on 0.1 more for a "?" in it.
-    For comparison: it pays its maximum for filler without an answer; ``thought_then_answer`` does not.  ``bands``:
-    (fewest thinking tokens, score), ascending from 0.
+    The score is -1 if the thought is never closed, else its band's, plus 0.1 for a "?" from the second band on.  Use
+    it for comparison: it pays its maximum for filler without an answer; ``thought_then_answer`` does not.
+    ``bands``: (fewest thinking tokens, score), ascending from 0.
 
     >>> reward = thinking_reward()
     >>> filler = [151667] + [7] * 30 + [151668]
@@ -227,7 +227,7 @@ def _by_length(bands: Bands, thought: Thought, pairs: Pairs, *_: Any) -> float:
     return bands[band][1] + (0.1 if band > 0 and "?" in pairs[0][0] else 0.0)
 
 
-LEAST = 5  # thinking tokens of a real thought
+LEAST = 5  # fewest thinking tokens of a real thought
 MAX_REPETITION = 0.5  # share of repeated, or copied, trigrams above which a thought is filler
 
 
@@ -247,16 +247,16 @@ def _grams(items: Sequence[Any], n: int) -> list[tuple[Any, ...]]:
 
 @recorded()
 def thought_then_answer(tokens: ThinkTokens = QWEN3, *, full_at: int = 30, correct: Reward | None = None) -> Reward:
-    """A reward for the form "a real thought, closed once, then an answer", which filler does not earn.
+    """Pay for the form "a real thought, closed once, then an answer", which filler does not have.
 
     ``min(1, thinking tokens / full_at)`` if all of these hold, else 0:
 
-    - one closing token, and at most one opening token, before it, with at least ``LEAST`` thinking tokens;
-    - more than white space after the boundary, or after the last one that is typed in ordinary tokens;
+    - one closing token, at most one opening token before it, and at least ``LEAST`` thinking tokens;
+    - more than white space after the boundary, or after the last </think> typed in ordinary tokens;
     - the completion ended by itself, with one of ``tokens.eos_ids``;
     - at most half of the thought's token trigrams repeat an earlier one, and at most half of its word trigrams
       occur in the prompt, in any of its messages;
-    - with ``correct``, a reward of right answers, that pays more than 0 (:func:`rewards.gated`).
+    - ``correct``, a reward for right answers, if given, pays more than 0 (:func:`rewards.gated`).
 
     No rule of form can tell unrepeated nonsense from thought: pass ``correct=answer_reward()``.
 

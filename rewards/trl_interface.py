@@ -1,6 +1,6 @@
-"""Check a reward against TRL's interface: to take its keywords, and to return one finite number or None per completion.
+"""Check that a reward takes TRL's keywords and returns one finite number or None per completion.
 
-``check_signature`` asks before any call, ``guarded`` at each one; rloo_kit's trainer guards every reward function.
+``check_signature`` checks before any call, ``guarded`` at each one; rloo_kit's trainer guards every reward function.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 Reward = Callable[..., Any]
 Scores = list[float | None]
 Judges = Literal["answer", "form", "length"]
-"""What a reward pays for, where it is one thing: set ``reward.judges`` on a function of your own."""
+"""What a reward pays for, if it is one thing: set ``reward.judges`` on a function of your own."""
 
 Aim = Literal["answer", "thought", "both"]
-"""What of a completion a reward is about, by its attribute ``aim``; an audit judges it by that."""
+"""The part of a completion that a reward scores, as its attribute ``aim`` says; an audit judges by it."""
 
 #: What TRL 1.15 passes to every reward besides the dataset's columns (``_calculate_rewards``).
 TRL_KEYWORDS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
@@ -47,7 +47,7 @@ def _inner(reward: Any) -> Any:
 
 
 def reward_name(reward: Reward) -> str:
-    """The name under which TRL logs a reward."""
+    """Return the name under which TRL logs a reward."""
     inner = _inner(reward)
     return str(getattr(inner, "__name__", type(inner).__name__))
 
@@ -57,7 +57,7 @@ def said_by(reward: object, attribute: str, default: Any = None) -> Any:
 
 
 def judges_of(*rewards: Any) -> Judges | None:
-    """What rewards say that they pay for, by ``judges``; None where they differ or do not say."""
+    """Return the ``judges`` that all rewards share; None if they differ or one does not say."""
     judged: set[Judges | None] = {said_by(reward, "judges") for reward in rewards}
     if unknown := judged - {None, *get_args(Judges)}:
         where = f"judges {shown(unknown.pop())}, of one of {', '.join(map(reward_name, rewards))}"
@@ -73,12 +73,12 @@ def columns_of(*rewards: object) -> tuple[str, ...]:
 
 
 def full_score(reward: object) -> float | None:
-    """The score of a right answer: ``reward.right``, of a plain function 1; None where it is not known."""
+    """Return the score of a right answer: ``reward.right``, or 1 for a plain function; None if unknown."""
     return said_by(reward, "right", 1.0 if inspect.isfunction(_inner(reward)) else None)
 
 
 class Wrapped:
-    """A reward made of others, which says of itself what they say: what it pays for, and what it needs."""
+    """A reward made of others, which takes over their attributes: what they pay for and what they need."""
 
     def __init__(self, name: str, *rewards: Reward) -> None:
         for reward in rewards:
@@ -86,7 +86,7 @@ class Wrapped:
         self.__name__, self.rewards = name, rewards
         self.right = full_score(rewards[0]) if len(rewards) == 1 else None
         self.judges, self.columns = judges_of(*rewards), columns_of(*rewards)
-        # The audit judges by an aim, and writes its cases with these tokens and in this form.
+        # The audit judges by the aim, and writes its cases with these tokens, in this form and of this kind.
         aims = {said_by(reward, "aim", "answer") for reward in rewards}
         self.aim = aims.pop() if len(aims) == 1 else "answer"
         for attribute in ("tokens", "form", "kind"):
@@ -96,7 +96,7 @@ class Wrapped:
 
 
 def members(reward: object) -> list[object]:
-    """The rewards that a composition is made of, however deep; any other reward itself."""
+    """Return the rewards that a composition is made of, however deep; for any other reward, itself."""
     inner = _inner(reward)
     return [one for part in inner.rewards for one in members(part)] if isinstance(inner, Wrapped) else [inner]
 
@@ -141,7 +141,7 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
         columns: names of the dataset's columns besides ``prompt``; None if unknown.
 
     Raises:
-        RewardSignatureError: not callable, a class, a keyword missing, or a column that the dataset lacks.
+        RewardSignatureError: it is not callable, is a class, lacks a keyword, or needs a column that the dataset lacks.
     """
     check_callable(reward)
     name, known = reward_name(reward), sorted(set(columns or ()))
@@ -166,15 +166,15 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
 
 @recorded()
 def guarded(reward: Reward, *, limit: float = LIMIT, columns: Iterable[str] | None = None) -> Reward:
-    """The same reward, which now raises instead of returning a value that would silently ruin a run.
+    """Make a reward raise instead of returning a value that would silently ruin a run.
 
-    TRL 1.15 takes +-inf (every weight NaN after one step), 1e30 (infinite gradient), a dict (its keys become the
+    TRL 1.15 accepts +-inf (every weight NaN after one step), 1e30 (infinite gradient), a dict (its keys become the
     rewards), and reads NaN as None.  A guarded reward returns one float or None ("does not apply") per completion, or
-    raises; it gets lists that it may edit.
+    raises; it gets copies of lists, which it may edit.
 
     Args:
         limit: largest magnitude allowed.
-        columns: names of the dataset's columns, where known; see :func:`check_signature`.
+        columns: names of the dataset's columns, if known; see :func:`check_signature`.
 
     >>> def reward(completions, **kwargs):
     ...     return [1, float("inf")]
@@ -211,7 +211,7 @@ class _Guarded(Wrapped):
             raise
         except (Exception, SystemExit) as error:
             what = f"The reward raised {type(error).__name__}{f': {error}' if str(error) else ''}"
-            what = shortened(" ".join(what.split()))  # a library's message may have lines of its own
+            what = shortened(" ".join(what.split()))  # a library's message may have several lines
             todo = f"fix the reward, or what it calls{_place(error)}{_hint(error, kwargs)}"
             raise RewardCallError(what, reward_name=self.__name__, value=error, todo=todo) from error
 
@@ -230,20 +230,20 @@ def call_reward(reward: Reward, **kwargs: Any) -> Scores:
     return checked_scores(returned, count_of(kwargs), name=reward_name(reward))
 
 
-# One event loop for all of a process's calls, since a judge's semaphores and clients belong to the one that first used
-# them.  It runs in a thread of its own, since a notebook's thread has a loop already.  By process, since a forked one
-# has no threads, and by the loop that the call comes from, which cannot wait for itself.
+# One event loop serves all of a process's calls, since a judge's semaphores and clients belong to the loop that first
+# used them.  It runs in its own thread, since a notebook's thread already has a loop.  The key is the process, since a
+# forked process has no threads, and the loop's thread that the call comes from, since a loop cannot wait for itself.
 _loops: dict[tuple[int, str], asyncio.AbstractEventLoop] = {}
 _starting = threading.Lock()
 
 
 def _awaited(awaitable: Awaitable[Any]) -> Any:
-    import asyncio  # it takes a while
+    import asyncio  # slow to import
 
     async def result() -> Any:
         try:
             return await awaitable
-        except SystemExit as error:  # it would end the loop, and all that it waits for
+        except SystemExit as error:  # it would end the loop, and every call that the loop serves
             raise RuntimeError(f"The reward called sys.exit({error.code})") from error
 
     caller = threading.current_thread().name
@@ -256,11 +256,11 @@ def _awaited(awaitable: Awaitable[Any]) -> Any:
     try:
         return future.result()
     finally:
-        future.cancel()  # where the wait was interrupted
+        future.cancel()  # if the wait was interrupted
 
 
 def checked_scores(returned: Any, count: int | None, *, name: str, limit: float = LIMIT) -> Scores:
-    values = returned.tolist() if hasattr(returned, "tolist") else returned  # of numpy, torch and pandas
+    values = returned.tolist() if hasattr(returned, "tolist") else returned  # numpy, torch and pandas
     if isinstance(values, (str, bytes, set, frozenset, Mapping)) or not isinstance(values, Iterable):
         todo = "return a list with one number per completion"
         if returned is None:
@@ -282,7 +282,7 @@ def checked_scores(returned: Any, count: int | None, *, name: str, limit: float 
 def as_score(value: Any, index: int, name: str, limit: float = LIMIT) -> float | None:
     if value is None:
         return None
-    number = value.item() if getattr(value, "ndim", None) == 0 else value  # of numpy or torch
+    number = value.item() if getattr(value, "ndim", None) == 0 else value  # numpy or torch
     todo = "return a finite number, or None for a sample the reward does not apply to"
     if not isinstance(number, numbers.Real):
         what = f"A reward must be one real number, and this one is a {type(value).__name__}"
@@ -300,7 +300,7 @@ def as_score(value: Any, index: int, name: str, limit: float = LIMIT) -> float |
 
 
 def _copied(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    # Prompts, completions and columns: TRL gives the same lists to every reward, and one that edits them edits its own.
+    # TRL gives the same lists to every reward: with a copy, a reward that edits them edits only its own.
     return {key: _copy_of(value) if isinstance(value, list) else value for key, value in kwargs.items()}
 
 
@@ -312,7 +312,7 @@ def _copy_of(values: list[Any]) -> list[Any]:
 
 
 def _place(error: BaseException) -> str:
-    # The deepest line that is not a library's, Python's own or the guard's.
+    # Name the deepest line that is not of a library, of Python itself or of this guard.
     others = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"), __file__)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not any(place in frame.filename for place in others)]
@@ -320,7 +320,7 @@ def _place(error: BaseException) -> str:
 
 
 def _hint(error: BaseException, kwargs: Mapping[str, Any]) -> str:
-    # The form of the call's arguments, for errors that mostly come from expecting another form.
+    # Describe the call's arguments, for errors that mostly come from expecting another form.
     columns = sorted(set(kwargs) - set(TRL_KEYWORDS))
     if isinstance(error, KeyError):
         return f"; rewards get {f'the columns {columns}' if columns else 'no column of the dataset'}"
