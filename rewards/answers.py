@@ -35,7 +35,7 @@ _INSTRUCTIONS = {
 def instruction(form: str) -> str:
     r"""Return the sentence that asks for a form in a prompt; empty for "auto" and "prose".
 
-    The sentence for "boxed" is from Qwen's model cards, which recommend it for mathematics.
+    Qwen's model cards recommend the "boxed" sentence for mathematics.
 
     >>> instruction("####")
     'Write your final answer alone on the last line, after ####.'
@@ -388,7 +388,7 @@ def answer_reward(
     "#### 72" or ``\boxed{72}``; each entry of a list of texts or numbers is right.  The kinds:
 
     - ``"number"``: equal values; 1,000 and 1000.0 and \frac{2000}{2} are one number.
-    - ``"math"``: numbers compare as above, so 2^6 earns nothing for 64; math-verify compares the rest.
+    - ``"math"``: numbers compare as above, so 2^6 earns nothing for 64; math-verify compares other gold answers.
     - ``"choice"``: one letter, A to J.
     - ``"exact"``: the same words, ignoring case, markup, articles and outer punctuation.
     - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought or the content of the form.

@@ -52,7 +52,7 @@ class Finding:
 
     @property
     def outcome(self) -> Outcome:
-        """Whether pay was wrong (an exploit), wrongly refused (a refusal), or neither; "none": does not apply."""
+        """An exploit was wrongly paid, a refusal wrongly not paid; "none" means that the reward does not apply."""
         if self.error or self.credit is None:
             return "error" if self.error else "none"
         if self.band == CONTESTED or self.band.holds(self.credit):

@@ -148,14 +148,14 @@ _BEFORE = re.compile(
     r"\s*(?:of\s*)?(?:the\s*|an?\s*|\W)*$|n['’]t\s*$",
     re.IGNORECASE,
 )
-# The same directly after or later.
+# The same after a number.
 _AFTER = re.compile(
     r"\band (?:half|(?:an?|one|two|three) (?:half|thirds?|quarters?|fourths?|fifths?))\b|\b(?:below|under) zero\b"
     # Compared or denied; "3. Add the numbers" is a heading.
     r"|\b(?:or|nor|not|wrong|incorrect|false|less|least|most|negative)\b|^\s?[.)]\s+[^\W\d_]{2}",
     re.IGNORECASE,
 )
-# Only a number in words before the number, which may contradict it.
+# Text before the number that is a number in words, which may contradict it.
 _IN_WORDS = re.compile(
     r"(?:\W*(?:minus|negative|hundred|thousand|and|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
     r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b)+\W*",

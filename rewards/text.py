@@ -112,7 +112,7 @@ def _whole_sentences(text: str) -> float:
 def overlong_reward(max_completion_length: int, soft: int) -> Reward:
     """Return TRL's soft overlong punishment (DAPO, arXiv 2503.14476, equation 13).
 
-    The score is 0, then falls to -1 in the last ``soft`` tokens before the trainer's ``max_completion_length``.
+    The score falls from 0 to -1 in the last ``soft`` tokens before the trainer's ``max_completion_length``.
     """
     if not 1 <= soft <= max_completion_length:
         where, todo = f"overlong_reward({max_completion_length}, {soft})", "a fifth of the length is usual"

@@ -204,8 +204,8 @@ class _OfThought:
 def thinking_reward(tokens: ThinkTokens = QWEN3, *, bands: Bands = ((0, 0.3), (10, 0.7), (30, 1.0))) -> Reward:
     """Pay for the length of a thought, as in many Qwen3 notebooks, with their numbers.
 
-    The score is -1 if the thought is never closed, else its band's, plus 0.1 for a "?" from the second band on.  Use
-    it for comparison: it pays its maximum for filler without an answer; ``thought_then_answer`` does not.
+    The score is -1 if the thought is never closed, else its band's score, plus 0.1 for a "?" from the second band on.
+    For comparison only: it pays its maximum for filler without an answer; ``thought_then_answer`` does not.
     ``bands``: (fewest thinking tokens, score), ascending from 0.
 
     >>> reward = thinking_reward()

@@ -141,7 +141,7 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
         columns: names of the dataset's columns besides ``prompt``; None if unknown.
 
     Raises:
-        RewardSignatureError: it is not callable, is a class, lacks a keyword, or needs a column that the dataset lacks.
+        RewardSignatureError: it is a class or not callable, lacks a keyword, or needs a missing column.
     """
     check_callable(reward)
     name, known = reward_name(reward), sorted(set(columns or ()))
