@@ -30,7 +30,7 @@ class Level(NamedTuple):
 
 
 def problem(template: str, *operands: int) -> Problem:
-    """A template of products that are added and subtracted, filled in; the order of operands does not move its side.
+    """Fill in a template of products that are added and subtracted; the order of operands does not move its side.
 
     >>> problem("{} * {} - {}", 3, 4, 5)
     Problem(text='3 * 4 - 5', answer='7', key='3,4,5', question='What is 3 * 4 - 5?', entry=None)
@@ -105,25 +105,25 @@ def arithmetic(
     n_samples: int = 2,
     chat_template_kwargs: dict[str, object] | None = None,
 ) -> Task:
-    """Arithmetic at a level that the policy solves sometimes: RLOO learns nothing from always or never.
+    """Make arithmetic problems at a level that the policy solves sometimes: always or never teaches RLOO nothing.
 
-    Where all completions of a prompt earn the same, their advantages are zero; a binary reward's variance
-    p (1 - p) is largest at a pass rate of one half.  ``level="auto"`` finds the level nearest to that by
-    bisection: it samples a few training prompts per level and prints one line for each.
+    If all completions of a prompt earn the same, their advantages are zero; a binary reward's variance
+    p (1 - p) is largest at a pass rate of one half.  ``level="auto"`` finds the level nearest to one half by
+    bisection: it samples a few training prompts per level and prints a line for each level.
 
     Args:
         level: a key of ``LEVELS``, or ``"auto"``, which needs a policy.
-        form: where the answer has to stand, one of ``rewards.FORMS``.  None takes the policy's: ``"boxed"`` by the
-            sentence of Qwen's model cards, all that the tiny policy answers (``"whole"``), without one ``"auto"``.
-        n_train, n_held_out: problems to train and to measure on; None for 1000 and 200, or as many as there are.
-        seed: of the draw of problems, and of the measurement's sampling.
-        max_new_tokens, chat_template_kwargs: as the policy will be trained with.
+        form: where the answer must stand, one of ``rewards.FORMS``.  None means the policy's own: ``"boxed"`` with the
+            sentence of Qwen's model cards, ``"whole"`` for the tiny policy, ``"auto"`` without a policy.
+        n_train, n_held_out: problems to train and to measure on; None means 1000 and 200, or all if there are fewer.
+        seed: seeds the draw of problems and the measurement's sampling.
+        max_new_tokens, chat_template_kwargs: as in the training to come.
         n_prompts, n_samples: prompts per level, and completions per prompt.
 
     Raises:
         ConfigError: an unknown level, or no policy for ``"auto"``.
         ValueError: an unknown form.
-        DatasetError: more problems than there are.
+        DatasetError: more problems than exist.
     """
     correct, asks = asked_for(form, policy)
     if level == "auto" and policy is not None:
@@ -149,23 +149,23 @@ def arithmetic(
 
 @made
 def addition(n_train: int | None = None, n_held_out: int | None = None, *, seed: int = 0) -> Task:
-    """Additions of two numbers under 50, the task that the bundled tiny Qwen3 was made for.
+    """Make additions of two numbers under 50, the task that the bundled tiny Qwen3 was made for.
 
-    A real Qwen3 solves all of these, so RLOO has nothing to learn from them: use ``arithmetic`` there, whose arguments
-    and errors these are.  The tiny model's warm start has seen no held-out problem.
+    A real Qwen3 solves all of these, so RLOO learns nothing from them: use ``arithmetic`` there.  Arguments and errors
+    are those of ``arithmetic``.  The tiny model's warm start has seen no held-out problem.
     """
     task = arithmetic(1, form="whole", n_train=n_train, n_held_out=n_held_out, seed=seed)
     return replace(task, name="addition")
 
 
 def problems_of(level: int, n: int | None, *, held_out: bool, seed: int) -> list[Problem]:
-    """Distinct problems of a level from one side of the split, in random order."""
+    """Draw distinct problems of a level from one side of the split, in random order."""
     what = f"problems at level {level} ({LEVELS[level].description})"
     return draw(LEVELS[level].draw, n, held_out=held_out, stream=f"{level} {{side}} {seed}", what=what)
 
 
 def level_near_half(measure: Callable[[int], PassRate]) -> int:
-    """The level whose pass rate lies nearest one half, by bisection: pass rates fall as levels rise."""
+    """Return the level whose pass rate is nearest to one half, by bisection: pass rates fall as levels rise."""
     measured: list[PassRate] = []
     low, high = min(LEVELS), max(LEVELS)
     while low <= high:
@@ -201,7 +201,7 @@ FEWER = (
 
 
 def word_sum(rng: random.Random, largest: int) -> Problem:
-    """What two numbers of 2 to ``largest`` are together, or what is left of the larger, whatever the wording."""
+    """Draw a sum or difference of two numbers from 2 to ``largest``, in words; its key ignores the wording."""
     a, b = rng.randint(2, largest), rng.randint(2, largest)
     adds = a == b or rng.random() < 0.5
     a, b = (a, b) if adds else (max(a, b), min(a, b))
@@ -222,17 +222,17 @@ def word_sums(
     n_held_out: int | None = None,
     seed: int = 0,
 ) -> Task:
-    """Additions and subtractions told as stories of one step, numbers up to ``largest``.
+    """Make one-step word problems of addition and subtraction, with numbers up to ``largest``.
 
-    A small language model gets them wrong more often than not.  A held-out sum is in training in no other wording; the
-    wordings themselves are the same on both sides.
+    A small language model gets them wrong more often than not.  A held-out sum is not in training in any wording, but
+    both sides use the same wordings.
 
     Args:
-        largest: number in a question.
+        largest: the largest number in a question.
         policy, form, n_train, n_held_out, seed: as for ``arithmetic``.
 
     Raises:
-        DatasetError: more problems than there are.
+        DatasetError: more problems than exist.
     """
     correct, asks = asked_for(form, policy)
     what, stream = f"word problems with numbers up to {largest}", f"words {{held_out}} {seed}"

@@ -1,7 +1,7 @@
 """Tasks from files: your own questions and answers in CSV, JSON lines or Parquet, and GSM8K, from hub or folder.
 
-Rows of your own that would cost a run are left out, counted in the task's description, and warned of: questions that
-come twice or on both sides of the split, answers that the reward cannot read, prompts that are too long.
+Rows that would spoil a run are left out with a warning, and counted in the task's description: questions that occur
+twice or on both sides of the split, answers that the reward cannot read, prompts that are too long.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def from_file(
     policy: Policy | None = None,
     max_new_tokens: int = 256,
 ) -> Task:
-    """A file's questions and answers as a task, split by problem.
+    """Make a task from a file's questions and answers, split by problem.
 
-    A question is on the same side in every process, whatever the order of the rows: two rows of the same question are
+    A question is on the same side in every process, whatever the order of the rows; rows with the same question are
     one problem.  The file's order is not kept, so that the first n problems of a sorted file are not the easiest n.
-    Other columns stay, and rewards get them; the columns prompt, answer and problem are made here.
+    Rewards get the other columns too; prompt, answer and problem are written by this function.
 
     Args:
         path: a .csv, .tsv, .jsonl, .json or .parquet file, in UTF-8.
-        question, answer: its columns.  A question may be a list of messages that ends with the user's.  An answer may
-            be a whole solution: what follows "####", or its last box, counts.
-        system: a message before each question.
-        held_out: the share of problems that is held out, or a file of its own.
-        kind: of the answers, as for ``rewards.answer_reward``: "number", "math", "choice" or "exact".
+        question, answer: the columns.  A question may be a list of messages that ends with the user's.  An answer may
+            be a whole solution: the text after "####", or its last box, counts.
+        system: a system message before each question.
+        held_out: the share of problems to hold out, or a file of held-out problems.
+        kind: the answers' kind, as for ``rewards.answer_reward``: "number", "math", "choice" or "exact".
         form, policy: as for ``arithmetic``; prompts longer than the policy takes are left out.
         max_new_tokens: the length that the policy will be trained at.
 
@@ -108,7 +108,7 @@ def _hash(key: str) -> int:
 
 
 def _distinct(rows: Iterable[Row], question: str, answer: str, left_out: Counter[str]) -> dict[str, Row]:
-    """Rows with the columns prompt, answer and problem, and the file's others, by what tells problems apart."""
+    """Return rows with the columns prompt, answer, problem and the file's others, keyed by the question's text."""
     distinct: dict[str, Row] = {}
     for row in rows:
         problem, right = _text(row[question]), _text(_messages(row[answer])[-1:] or row[answer])
@@ -125,12 +125,12 @@ def _distinct(rows: Iterable[Row], question: str, answer: str, left_out: Counter
 
 
 def _messages(value: Any) -> list[Message]:
-    """A list of messages, without the empty keys that Parquet adds; empty for anything else."""
+    """Return a list of messages without the empty keys that Parquet adds; an empty list for anything else."""
     each = value if isinstance(value, list) else []
     for one in each:
         if not isinstance(one, dict) or not isinstance(one.get("role"), str):
             return []
-        # Parts, as of images, would be written into the prompt as Python shows them.
+        # Content in parts, such as images, would enter the prompt as its Python repr.
         if not isinstance(one.get("content"), str | None):
             return []
     return [{name: part for name, part in one.items() if part is not None} for one in each]
@@ -173,10 +173,10 @@ def _short_enough(rows: list[Row], policy: Policy, max_new_tokens: int, left_out
 
 
 def read(file: Path, question: str, answer: str) -> list[Row]:
-    """All rows of a file, with the same columns; in CSV the question and the answer are text as written.
+    """Read all rows of a file, with the same columns; a CSV's question and answer stay text as written.
 
     Raises:
-        DatasetError: it is not there, cannot be read, or has no such columns.
+        DatasetError: the file is missing, cannot be read, or lacks these columns.
     """
     if not file.is_file() or file.suffix.lower() not in ENDINGS:
         what = "files of this kind are not read" if file.is_file() else "there is no such file"
@@ -184,7 +184,7 @@ def read(file: Path, question: str, answer: str) -> list[Row]:
     try:
         rows = _rows_of(file, {question: str, answer: str})
         columns = list(dict.fromkeys(name for row in rows for name in row))
-    except Exception as error:  # pandas, json and pyarrow raise what they like
+    except Exception as error:  # pandas, json and pyarrow raise errors of many types
         said = (str(error).splitlines() or [type(error).__name__])[0][:200]
         todo = "save it in UTF-8; JSON lines have an object a line, CSV names first and quotes round texts with commas"
         raise DatasetError(f"{file.name} cannot be read: {said}", where=str(file), todo=todo) from error
@@ -196,12 +196,12 @@ def read(file: Path, question: str, answer: str) -> list[Row]:
 
 
 def _rows_of(file: Path, as_written: dict[str, type]) -> list[Row]:
-    # Not JSON by datasets or pandas: of answers that are text they make dates and numbers.
+    # JSON is not read by datasets or pandas, which turn answers that are text into dates and numbers.
     ending = file.suffix.lower()
     if ending in (".jsonl", ".json"):
         text = file.read_text(encoding="utf-8-sig")
         lines = [line for line in text.split("\n") if line.strip()]
-        # In a table of pandas' NaN is what is missing.
+        # pandas writes NaN for a missing value.
         load = partial(json.loads, parse_constant=lambda name: None if name == "NaN" else float(name))
         return load(text) if text.lstrip().startswith("[") else [dict(load(one)) for one in lines]
     if ending == ".parquet":
@@ -211,7 +211,7 @@ def _rows_of(file: Path, as_written: dict[str, type]) -> list[Row]:
     import pandas as pd  # type: ignore[import-untyped]
 
     how: Any = {"converters": as_written, "keep_default_na": False, "encoding": "utf-8-sig", "index_col": False}
-    with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):  # of more fields than names
+    with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):  # more fields than names
         return list(pd.read_csv(file, sep="\t" if ending == ".tsv" else ",", **how).to_dict("records"))
 
 
@@ -229,18 +229,18 @@ def gsm8k(
     folder: str | os.PathLike[str] | None = None,
     seed: int = 0,
 ) -> Task:
-    """GSM8K as a task, for a policy of some billion parameters: word problems of grade school.
+    """Make a task of GSM8K, grade-school word problems, for a policy of a few billion parameters.
 
     Cobbe et al. 2021, arXiv 2110.14168; MIT licence.  Its own split is kept: 7,473 to train on, 1,319 held out.
 
     Args:
         policy, form, seed: as for ``arithmetic``.
-        n_train, n_held_out: as many at random; None for all.
-        folder: instead of the hub, one with ``train.jsonl`` and ``test.jsonl`` (or .parquet), as
-            github.com/openai/grade-school-math has them: {"question": "...", "answer": "... #### 72"} on each line.
+        n_train, n_held_out: problems to draw at random; None means all.
+        folder: read instead of the hub; it holds ``train.jsonl`` and ``test.jsonl`` (or .parquet), as in
+            github.com/openai/grade-school-math: {"question": "...", "answer": "... #### 72"} on each line.
 
     Raises:
-        DatasetError: neither hub nor cache has it; a folder without the files; more problems than there are.
+        DatasetError: neither hub nor cache has it; the folder lacks the files; more problems than exist.
     """
     correct, asks = asked_for(form, policy)
     sides = []
@@ -269,7 +269,7 @@ def _from_hub(split: str) -> list[Row]:
         if not (in_cache or constants.HF_HUB_OFFLINE):  # datasets itself would try for minutes
             within(HUB_SECONDS, lambda: dataset_info(REPOSITORY, timeout=HUB_SECONDS))
         return list(load_dataset(REPOSITORY, "main", split=split).to_list())
-    except Exception as error:  # of datasets, the hub's library, its HTTP library, or a timeout
+    except Exception as error:  # from datasets, the hub's library, its HTTP library, or a timeout
         offline = "on" if constants.HF_HUB_OFFLINE else "off"
         raise DatasetError(
             f"{REPOSITORY} is not in the cache of datasets, and the Hugging Face hub cannot be reached",

@@ -1,7 +1,7 @@
 """Tasks of reasoning-gym: a hundred generators of verifiable problems (Stojanovski et al. 2025, arXiv 2505.24760).
 
-Where all answers are numbers, ``rewards.answer_reward`` grades them, and is the stricter: the package's own graders pay
-a part for a wrong answer that holds the right one.  Others are graded by the package, whose full score alone counts.
+If all answers are numbers, ``rewards.answer_reward`` grades them.  It is stricter than the package's own graders, which
+pay partly for a wrong answer that holds the right one.  The package grades other answers; only its full score counts.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def reasoning_gym(
     n_held_out: int | None = None,
     seed: int = 0,
 ) -> Task:
-    """Problems of one of reasoning-gym's generators, split by problem: ``pip install reasoning-gym``.
+    """Make a task from a reasoning-gym generator, split by problem: ``pip install reasoning-gym``.
 
-    Problems of one template are on both sides of the split, with other numbers: what is measured is not a new kind.
+    Both sides of the split share templates, with other numbers: held-out problems are not of a new kind.
 
     Args:
-        name: of the generator: "gsm_symbolic" (word problems as in GSM8K), "chain_sum", "leg_counting", ...
-        difficulty: settings of its configuration, such as {"max_terms": 3}.
-        policy, form, n_train, n_held_out, seed: as for ``arithmetic``; answers that are no numbers are "<answer>".
+        name: the generator: "gsm_symbolic" (word problems as in GSM8K), "chain_sum", "leg_counting", ...
+        difficulty: settings of the generator, such as {"max_terms": 3}.
+        policy, form, n_train, n_held_out, seed: as for ``arithmetic``; for other answers than numbers, "<answer>".
 
     Raises:
         VersionError: the package is not installed.
         ConfigError: there is no such generator or setting.
-        DatasetError: more problems than there are.
+        DatasetError: more problems than exist.
     """
 
     def problem(rng: Any) -> Problem:

@@ -17,7 +17,7 @@ def columns_of(row: Mapping[str, Any]) -> list[str]:
 
 
 def score(reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Sequence[Completion]) -> list[float | None]:
-    """A reward's scores by TRL's keywords, a row for each completion; messages where prompts are."""
+    """Score completions by TRL's keywords, one row each; a completion is messages if its prompt is."""
     from transformers import TrainerState
 
     texts = [
@@ -37,7 +37,7 @@ def score(reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Sequen
 
 
 def solved(reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Sequence[Completion]) -> list[bool | None]:
-    """Which completions ended and earn the full score, 1 where it is not known; None where it judges nothing."""
+    """Return whether each completion ended and earns the full score (1 if unknown); None if its score is None."""
     right, scores = full_score(reward), score(reward, rows, completions)
     full = 1.0 if right is None else right
     pairs = zip(scores, completions, strict=True)

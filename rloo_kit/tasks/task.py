@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 HELD_OUT_EVERY = 5  # one problem in five is held out
 EXHAUSTED = 50_000  # draws in a row without a new problem: more than enough for 2500 of them
-N_TRAIN, N_HELD_OUT = 1000, 200  # where no number is asked for
+N_TRAIN, N_HELD_OUT = 1000, 200  # if no number is asked for
 
 FILES = ("path", "held_out", "folder")
 """Arguments of this package's functions that may name a file or a folder."""
@@ -55,7 +55,7 @@ class Task:
     description: str
 
     def within_reach(self, policy: Policy, low: float = 0.2, high: float = 0.8, n: int = 8, **how: Any) -> Task:
-        """The task with those problems to train on that :func:`rloo_kit.tasks.within_reach` keeps."""
+        """Return the task with only the training problems that :func:`rloo_kit.tasks.within_reach` keeps."""
         train = within_reach(self.train, policy, self.correct, low, high, n, **how)
         kept = f"{len(train)} that are solved in {low:.0%} to {high:.0%} of {n} completions"
         return replace(self, train=train, description=f"{self.description}; of those to train on {kept}")
@@ -69,11 +69,11 @@ class Origin(NamedTuple):
     correct: Reward
 
 
-_origins: WeakKeyDictionary[Dataset, Origin] = WeakKeyDictionary()  # a copy, filtered or mapped, is not in it
+_origins: WeakKeyDictionary[Dataset, Origin] = WeakKeyDictionary()  # filtered or mapped copies are not in it
 
 
 def origin_of(dataset: object) -> Origin | None:
-    """The task that a dataset is a side of, as it was made; None for any other dataset."""
+    """Return the origin of a dataset that is a side of a task; None for any other dataset."""
     splits = isinstance(dataset, dict)  # a DatasetDict
     return _origins.get(dataset) if hasattr(dataset, "column_names") and not splits else None
 
@@ -81,14 +81,14 @@ def origin_of(dataset: object) -> Origin | None:
 def _remember(task: Task, call: Call) -> None:
     arguments = dict(call.arguments)
     if task.name == "arithmetic":
-        arguments["level"] = task.level  # as it was measured
+        arguments["level"] = task.level  # the level that "auto" found
     named = Call(call.function.rpartition(".")[2], arguments)
     for side in ("train", "held_out"):
         _origins[getattr(task, side)] = Origin(named, side, task.correct)
 
 
 made = recorded(without=("policy",), files=FILES, also=_remember)
-"""For every function of this package that makes a task."""
+"""Decorates every function of this package that makes a task."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class Problem:
     """A question and its answer.
 
     Attributes:
-        text: tells problems apart; the column ``problem``.
+        text: identifies the problem; the column ``problem``.
         key: decides the side of the split.
-        question: what the prompt asks; empty where that is ``text``.
+        question: what the prompt asks; empty means ``text``.
         entry: what a generator's own grader reads.
     """
 
@@ -110,11 +110,11 @@ class Problem:
 
     @property
     def is_held_out(self) -> bool:
-        """By a fixed rule on its key, the same in every process and whatever the seed, so is a fifth of them."""
+        """Whether the problem is held out: a fifth are, by a rule on the key alone, for any process or seed."""
         return zlib.crc32(self.key.encode()) % HELD_OUT_EVERY == 0
 
     def row(self, asks: str = "") -> Row:
-        """The row of a dataset, ``asks`` being the sentence of its prompt that asks for a form."""
+        """Return the problem as a dataset row; ``asks`` is the sentence of the prompt that asks for a form."""
         prompt = [{"role": "user", "content": f"{self.question or self.text} {asks}".rstrip()}]
         row: Row = {"prompt": prompt, "answer": self.answer, "problem": self.text}
         return row if self.entry is None else row | {"entry": self.entry}
@@ -123,14 +123,14 @@ class Problem:
 def draw(
     problem: Callable[[random.Random], Problem], n: int | None, *, held_out: bool, stream: str, what: str
 ) -> list[Problem]:
-    """Distinct problems from one side of the split, in random order.
+    """Draw distinct problems from one side of the split, in random order.
 
-    None asks for 1000 to train and 200 held out, or as many as there are.  ``stream`` seeds the draw; ``{held_out}``
-    and ``{side}`` in it are filled in.
+    ``n``: None means 1000 to train on and 200 held out, or all if there are fewer.  ``stream`` seeds the draw;
+    ``{held_out}`` and ``{side}`` in it are filled in.
 
     Raises:
         DatasetError: there are fewer than n, or n is not positive.
-        ConfigError: n is no number.
+        ConfigError: n is not an integer.
     """
     side, usual = ("held_out", N_HELD_OUT) if held_out else ("train", N_TRAIN)
     argument_types.check({f"n_{side}": n}, {f"n_{side}": int | None}, "tasks")
@@ -157,7 +157,7 @@ def both_sides(
 def asked_for(
     form: Form | None, policy: Policy | None, kind: Any = "number", column: str = "answer"
 ) -> tuple[Reward, str]:
-    """The reward that reads answers in this form, the policy's for None, and the sentence that asks for it.
+    """Return the reward that reads a form, and the sentence that asks for it; None means the policy's own form.
 
     Raises:
         ValueError: an unknown form or kind.
@@ -173,7 +173,7 @@ def asked_for(
 def task_of(
     name: str, sides: Sequence[Sequence[Any]], correct: Reward, description: str, asks: str = "", level: Any = None
 ) -> Task:
-    """The task of rows, or of problems whose prompts ask for a form, to train on and held out."""
+    """Make a task of two sides, each of rows or of problems; ``asks`` is added to the problems' prompts."""
     from datasets import Dataset
 
     rows = ([one.row(asks) if isinstance(one, Problem) else one for one in side] for side in sides)

@@ -1,7 +1,7 @@
 """Keep the prompts that a policy solves sometimes: where all K completions earn the same, RLOO learns nothing.
 
-What was sampled is kept in a table, a line a prompt, so that it is done once and goes on after an interruption; the
-reward grades it anew each time.
+Sampled completions are kept in a table, one line per prompt, so that sampling is done once and resumes after an
+interruption.  The reward grades them anew each time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion, Policy
 
 CHUNK = 64  # completions sampled, kept and graded at a time
-STRIDE = 101  # of so many weights one is looked at, to tell policies apart: an update moves them all
+STRIDE = 101  # one weight in so many is hashed to tell policies apart: an update moves them all
 Row = dict[str, Any]
 
 
@@ -46,17 +46,17 @@ def within_reach(
     folder: str | os.PathLike[str] = "out/within_reach",
     **sampling: Any,
 ) -> Dataset:
-    """The rows whose prompt the policy solves in ``low`` to ``high`` of ``n`` completions; prints a histogram.
+    """Keep rows whose prompt the policy solves in a share ``low`` to ``high`` of ``n`` completions; print a histogram.
 
-    A completion solves its prompt if it ends and earns the reward's full score, ``reward.right``, else 1.
+    A completion solves its prompt if it ends and earns the reward's full score: ``reward.right``, or 1 if unknown.
 
     Args:
-        n_prompts: only the first so many, to have a look; with more of them later it goes on from there.
-        folder: of the tables, each of a policy and its sampling: other bounds, or another reward, sample nothing.
+        n_prompts: sample only the first ones, for a quick look; a later call with more continues from there.
+        folder: holds a table per policy and sampling; other bounds, or another reward, sample nothing.
         max_new_tokens, sampling: for ``Policy.generate``, as in training; the checkpoint's temperature by default.
 
     Raises:
-        ConfigError: a number out of range; several processes.
+        ConfigError: a number out of range; several processes without a finished table.
         DatasetError: no row, or no prompt within reach.
     """
     check_asked(low=low, high=high, n=n, n_prompts=n_prompts, seed=seed)
@@ -98,7 +98,7 @@ def check_asked(**given: object) -> None:
 def _solved(
     policy: Policy, reward: Reward, rows: list[Row], path: Path, head: Row, sampling: Row
 ) -> tuple[list[int], float]:
-    """How often each row is solved, and the share that was cut; what the table lacks is sampled, and put into it."""
+    """Return how often each row is solved, and the truncated share; sample what the table lacks, and add it."""
     ids = policy.tokenize([row["prompt"] for row in rows], **(sampling.get("chat_template_kwargs") or {}))
     keys, n, table = list(map(_hashed, ids)), head["n"], _read(path)
     if (set(keys) - table.keys()) and multi_process.process_count() > 1:
@@ -137,7 +137,7 @@ def _completion(policy: Policy, prompt: Any, numbers: str, finished: bool) -> Co
 def _read(path: Path) -> dict[str, Row]:
     table: dict[str, Row] = {}
     for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError):  # a line that was cut off by an interruption
+        with contextlib.suppress(ValueError):  # a line cut off by an interruption
             line = json.loads(text)
             table |= {line["prompt"]: line} if "completions" in line else {}
     return table
@@ -147,7 +147,7 @@ def _append(path: Path, head: Row, lines: list[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(f"\n{json.dumps(line, default=repr)}" for line in lines)
     text = text if path.exists() else json.dumps(head, default=repr) + text
-    with path.open("ab", buffering=0) as file:  # at once: another call may write, too
+    with path.open("ab", buffering=0) as file:  # unbuffered: another call may write too
         file.write(text.encode())
 
 
@@ -160,7 +160,7 @@ def _histogram(before: Counter[int], after: Counter[int], n: int) -> str:
 
 
 def _digest_of_weights(policy: Policy) -> str:
-    """Of what training changes: of a LoRA that was not trained it is the same for every seed."""
+    """Hash the weights that training changes; an untrained LoRA has the same hash for every seed."""
     digest = hashlib.sha256()
     for name, weight in policy.model.named_parameters():
         if weight.requires_grad and ("lora_B" in name or not policy.has_lora):
