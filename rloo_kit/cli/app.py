@@ -1,7 +1,7 @@
 """The command ``rloo-kit`` and its verbs, each of which calls what a notebook would call, and prints.
 
-A verb imports what is heavy when it is called, so that ``--help`` is quick.  Errors are said without a traceback; a bug
-of the kit's keeps it.
+A verb imports heavy modules when it is called, so that ``--help`` is quick.  Errors are printed without a traceback,
+except for bugs in the kit.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rloo_kit.session import output
 if TYPE_CHECKING:
     from rloo_kit.cli.run import Run
 
-FAULTY = 2  # the exit status of what was asked for wrongly; 1 is a verb's own "no"
-AS_RUN = "_run.yaml"  # in output_dir; what begins so is not pushed to the hub with it
+FAULTY = 2  # the exit status of a faulty request; 1 is a verb's own "no"
+AS_RUN = "_run.yaml"  # in output_dir; a push to the hub leaves out files that begin with "_"
 
 Of, Given = typer.Option, typer.Argument
 _run = Given(metavar="CONFIG.yaml", exists=True, dir_okay=False, help="Policy, task, rewards, trainer.")
@@ -114,7 +114,7 @@ def train(config: ConfigFile, set_: Settings = None, dry_run: DryRun = False, re
     if dry_run:
         output.say(f"{as_run}\n{run.first_prompt()}")
         return
-    trainer = run.trainer()  # what it refuses is said before anything is measured
+    trainer = run.trainer()  # the trainer's errors come before anything is measured
     if run.config.within_reach is not None:
         run = run.within_reach()
         trainer = run.trainer()
@@ -206,7 +206,7 @@ def export(run: RunFolder, out: Out = None, force: Force = False) -> None:
 
 
 def explained(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb, whose errors are printed in three lines each."""
+    """Return the verb, with its errors printed in three lines each."""
 
     @functools.wraps(verb)
     def run(**options: Any) -> None:
@@ -215,14 +215,14 @@ def explained(verb: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:
             faults = error.exceptions if isinstance(error, ExceptionGroup) else [error]
             if not all(isinstance(fault, RLOOKitError) or "\nWhat to do: " in str(fault) for fault in faults):
-                raise  # it was not raised on purpose, by the kit or by rewards
+                raise  # neither the kit nor rewards raised it on purpose
             typer.echo("\n\n".join(map(str, faults)), err=True)
             raise typer.Exit(FAULTY) from None
 
     return run
 
 
-# Plain text reads in any terminal and log, and rich takes longer to import than the rest.
+# Plain text is readable in any terminal and log, and rich takes longer to import than the rest.
 app = typer.Typer(
     name="rloo-kit",
     help="Train Qwen3 with RLOO: the same run as in a notebook, from a YAML file.",

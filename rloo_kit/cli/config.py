@@ -1,8 +1,8 @@
 """A run as one YAML file, checked before anything is loaded.
 
-:func:`load_config` says all faults of names and types at once, before any code runs; then it runs the .py files that
-are named, and looks at what has to go together.  What the configuration reads is looked for beside it, what it writes
-in the working directory.
+:func:`load_config` reports all faults of names and types at once, before any code runs.  It then runs the .py files
+that are named, and checks settings that must fit together.  Files to read are looked for beside the configuration;
+files to write go to the working directory.
 """
 
 from __future__ import annotations
@@ -53,41 +53,41 @@ ADVICE = {
 TASKS = ("addition", "arithmetic", "word_sums", "gsm8k", "from_file", "reasoning_gym")
 OF_THE_RUN = {"policy", "dataset", "reward_funcs", "reward_weights", "correct", "generate"}
 MEASURED = {*inspect.signature(evaluate).parameters, *SAMPLING} - OF_THE_RUN
-"""What ``evaluate`` takes of a configuration."""
+"""The arguments of ``evaluate`` that a configuration may set."""
 REACHED = {*inspect.signature(tasks.within_reach).parameters, *SAMPLING} - {"dataset", "policy", "reward", "sampling"}
 
 
 @dataclass
 class Config:
-    """A run whose names and types are right: its sections, and the trainer's settings that were made of them."""
+    """A run whose names and types are right: its sections, and the trainer's settings made from them."""
 
     file: str
     task: dict[str, dict[str, Any]]  # a function of rloo_kit.tasks and its arguments, without the policy
     rewards: list[Any]  # as in reward_entries
     policy: dict[str, Any] = field(default_factory=dict)  # load_policy's arguments
-    trainer: dict[str, Any] = field(default_factory=dict)  # RLOOConfig's by today's names, and "suggested"
-    within_reach: dict[str, Any] | None = None  # Task.within_reach's; None trains on all problems
+    trainer: dict[str, Any] = field(default_factory=dict)  # RLOOConfig's arguments by today's names, and "suggested"
+    within_reach: dict[str, Any] | None = None  # Task.within_reach's arguments; None trains on all problems
     evaluate: dict[str, Any] | None = None  # what differs from training; None measures nothing
     save: str | None = None
-    args: RLOOConfig | None = None  # None where they are to be suggested, for a policy and a task
+    args: RLOOConfig | None = None  # None if they are to be suggested for a policy and a task
 
     @property
     def settings(self) -> dict[str, Any]:
         return {name: value for name, value in self.trainer.items() if name != "suggested"}
 
     def args_for(self, policy: Any, task: Any, card: Any = None) -> RLOOConfig:
-        """:attr:`args`; with ``suggested: true`` what is not given is chosen for a policy, a task and a card."""
+        """Return :attr:`args`; with ``suggested: true``, choose missing settings for a policy, a task and a card."""
         if self.args is not None:
             return self.args
         with self.at("trainer", "suggested"):
             return RLOOConfig.suggested(policy, task, card=card, **self.settings)
 
     def at(self, *key: str | int) -> AbstractContextManager[None]:
-        """Say of an error inside at which key it is."""
+        """Add the key of the file to an error that is raised inside."""
         return _at(self.file, None, *key)
 
     def resolved(self) -> str:
-        """The configuration as YAML, with what ``--set`` changed, whole paths of what it reads, and no secret."""
+        """Return the configuration as YAML, with ``--set`` applied, absolute paths of files to read, and no secret."""
         data = {section: value for section in SECTIONS if (value := getattr(self, section)) is not None}
         for section in ("policy", "trainer"):
             data[section] = {n: value for n, value in data[section].items() if not redact.is_secret(n, value)}
@@ -95,11 +95,11 @@ class Config:
 
 
 def load_config(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> Config:
-    """A configuration, checked, with each ``key=value`` of ``settings`` in its place.
+    """Load and check a configuration, with each ``key=value`` of ``settings`` in its place.
 
     Raises:
-        ExceptionGroup: of a ConfigError for each fault.
-        ConfigError: it is no YAML, or a setting has no place in it.
+        ExceptionGroup: holds a ConfigError for each fault.
+        ConfigError: the file is not YAML, or a setting has no place in it.
     """
     data, faults = read(file), list[ConfigError]()
     for setting in settings:
@@ -116,7 +116,7 @@ def load_config(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
     if not faults:
         config = Config(os.fspath(file), **data)
         for index, entry in enumerate(config.rewards):
-            with at("rewards", index):  # runs the files that are named
+            with at("rewards", index):  # runs the named files
                 mapped(entry, lambda _, name: reward_entries.in_file(name) and reward_entries.function_of(name))
         with at("evaluate"):
             check_asked(**config.evaluate or {})
@@ -139,7 +139,7 @@ def _entries(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _check_entry(section: str, name: Any, value: Any) -> None:
-    """An entry of a section, by itself: its name, and its type and range."""
+    """Check one entry of a section by itself: its name, type and range."""
     if section == "policy":
         check_known(name, load.NAMES, "load_policy takes no")
         load.settled({name: value})
@@ -159,17 +159,17 @@ def _check_entry(section: str, name: Any, value: Any) -> None:
 def _check_setting(name: str, value: Any) -> None:
     if isinstance(value, dict) and (code := {"custom_generate", "trust_remote_code"} & value.keys()):
         raise ConfigError(f"{code.pop()} would run code of the hub's", todo=f"remove it from {name}")
-    with warnings.catch_warnings(action="ignore"):  # said when the settings are made
+    with warnings.catch_warnings(action="ignore"):  # the warning comes when the settings are made
         todays = renamed_args.todays({name: value}, known_names(RLOOConfig), "RLOOConfig")
     check_config.checked(todays, types())
 
 
 @contextmanager
 def _at(file: str, faults: list[ConfigError] | None, *key: str | int) -> Iterator[None]:
-    """Say of an error inside at which key of the file it is, ``mine.yaml, rewards[0]``; raise or collect it."""
+    """Add the key, as in ``mine.yaml, rewards[0]``, to an error that is raised inside; raise or collect it."""
     try:
         yield
-    except (ValueError, TypeError) as error:  # those of the kit and of ``rewards`` have three parts
+    except (ValueError, TypeError) as error:  # errors of the kit and of ``rewards`` have three parts
         what, *rest = str(error).splitlines() or [type(error).__name__]
         parts = dict(line.partition(": ")[::2] for line in rest)
         dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key)
@@ -181,7 +181,7 @@ def _at(file: str, faults: list[ConfigError] | None, *key: str | int) -> Iterato
 
 
 def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The sections that are given, with whole paths for what they read that is there beside the configuration."""
+    """Return the given sections, with absolute paths for files to read that lie beside the configuration."""
 
     def whole(section: str, name: object, value: Any) -> Any:
         if not isinstance(value, str) or not 0 < len(value) <= 200:
@@ -198,7 +198,7 @@ def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _spelled_out(data: dict[str, Any]) -> dict[str, Any]:
-    """The same, where a section that is only a name has become the mapping that it stands for."""
+    """Replace a section that is only a name by the mapping that it stands for."""
     if isinstance(data.get("policy"), str):
         data["policy"] = {"name": data["policy"]}
     if isinstance(task := data.get("task"), str):
@@ -221,7 +221,7 @@ def _put(data: dict[str, Any], setting: str) -> None:
                 inside[part] = {}
             inside = inside[part]
         if not isinstance(inside, dict):
-            inside[last]  # the entry of a list is there already
+            inside[last]  # a list's entry must exist already
         inside[last] = parsed(text, f"--set {setting}")
     except (TypeError, IndexError, KeyError):
         todo = "write SECTION.NAME=VALUE, or an entry's number from 0: --set trainer.max_steps=5"
@@ -232,7 +232,7 @@ def _put(data: dict[str, Any], setting: str) -> None:
 
 
 class _Constructor(SafeConstructor):
-    """Without dates."""
+    """Reads dates as text."""
 
 
 _Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)

@@ -27,7 +27,7 @@ from rloo_kit.argument_types import did_you_mean
 from rloo_kit.errors import ConfigError
 
 PLAIN = (bool, int, float, str, type(None))
-# Names that annotations use and their modules import for type checkers alone.
+# Names in annotations that their modules import only for type checkers.
 KNOWN = {"Policy": Any, "Form": Form, "Reward": Reward, "ThinkTokens": ThinkTokens}
 
 
@@ -55,9 +55,9 @@ def check_entry(entry: Any) -> None:
 
 
 def made(value: Any, known: Mapping[str, Any] | None = None) -> Any:
-    """What a value stands for: a reward, several, a name that is ``known`` once there is a policy, or itself.
+    """Return what a value stands for: a reward, a list of them, an object named in ``known``, or the value itself.
 
-    Where nothing is known yet it is only checked.
+    ``known``: None, before there is a policy, means that the value is only checked.
     """
     if isinstance(value, list):
         return [made(one, known) for one in value]
@@ -74,7 +74,7 @@ def made(value: Any, known: Mapping[str, Any] | None = None) -> Any:
 
 
 def _call(value: Any) -> tuple[str, Any]:
-    """The name that an entry is or begins with, and its arguments, None where it has none."""
+    """Return the name that an entry is or begins with, and its arguments; None if it has none."""
     if isinstance(value, dict) and len(value) == 1:
         ((name, arguments),) = value.items()
         return str(name), arguments or {}
@@ -82,21 +82,21 @@ def _call(value: Any) -> tuple[str, Any]:
 
 
 def mapped(entry: Any, change: Callable[[Any, Any], Any], name: object = None) -> Any:
-    """The same lists and mappings, with every value in them changed; by its name, and itself."""
+    """Copy lists and mappings, with each value in them replaced by ``change(name, value)``."""
     if isinstance(entry, dict):
         return {key: mapped(value, change, key) for key, value in entry.items()}
     return [mapped(one, change, name) for one in entry] if isinstance(entry, list) else change(name, entry)
 
 
 def check_known(name: object, known: Iterable[str], what: str, otherwise: str = "") -> None:
-    """Raise a ConfigError for a name that is not known: ``what`` and the name, with the nearest that is, or all."""
+    """Raise a ConfigError for an unknown name: ``what`` and the name, with the nearest known name, or all of them."""
     if name not in (known := list(known)):
         all_of_them = f"one of {', '.join(known) or 'none'}"
         raise ConfigError(f"{what} {name}", todo=did_you_mean(str(name), known, otherwise or all_of_them))
 
 
 def check_arguments(function: Callable[..., Any], given: Any, name: str) -> None:
-    """Check a call's arguments: by their names, and by their types as far as those are written in YAML."""
+    """Check a call's arguments by their names, and by their types where YAML can express them."""
     how = f"write {name}: {{argument: value}}"
     if not isinstance(given, dict):
         raise ConfigError(f"{name} takes arguments by name", todo=how)
@@ -117,17 +117,17 @@ def _is_plain(hint: argument_types.Hint) -> bool:
 
 
 def function_of(name: str) -> Any:
-    """What a file calls so; the file is run once in a process, so that its functions are the same ones each time."""
+    """Return what a file defines by this name; the file is run once per process, so its functions stay the same."""
     path, _, own = name.rpartition(":")
     file, key = Path(path), f"rloo_kit_config_file_{Path(path).resolve()}"
     if key not in sys.modules:
-        if (beside := str(file.resolve().parent)) not in sys.path:  # it may import from there, also when it is called
+        if (beside := str(file.resolve().parent)) not in sys.path:  # a function may import from there when it is called
             sys.path.append(beside)
         spec: Any = importlib.util.spec_from_file_location(key, file.resolve())
         module = sys.modules[key] = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
-        except Exception as error:  # a user's file raises what it likes
+        except Exception as error:  # a user's file may raise anything
             del sys.modules[key]
             what = " ".join(f"{file.name} cannot be run: {type(error).__name__}: {error}".split())
             todo = f"correct its name, or repair it: python {file.name} shows more"

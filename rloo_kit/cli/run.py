@@ -39,7 +39,7 @@ class Run:
     rewards: Sequence[Reward]
 
     def plan(self) -> Plan:
-        """The memory and the time of this run, at the longest of its prompts."""
+        """Plan the memory and the time of this run, at its longest prompt."""
         _, longest = data_checks.longest_prompts(self.task.train)
         held_out, evaluated = len(self.task.held_out), self.config.evaluate
         if evaluated is not None:
@@ -54,7 +54,7 @@ class Run:
         return self.policy.tokenize(prompts, **self.args.chat_template_kwargs or {})
 
     def within_reach(self) -> Run:
-        """The run on the problems that the policy solves sometimes, sampled as in training."""
+        """Return the run on only the problems that the policy solves sometimes, sampled as in training."""
         how = {"max_new_tokens": self.args.max_completion_length, "temperature": self.args.temperature}
         asked = {**how, "chat_template_kwargs": self.args.chat_template_kwargs, **(self.config.within_reach or {})}
         with self.config.at("within_reach"):
@@ -65,9 +65,9 @@ class Run:
         return RLOOTrainer(self.policy, list(self.rewards), self.args, self.task.train, held_out)
 
     def measure(self, **settings: Any) -> Evaluation:
-        """How good the policy is on the held-out problems, on the prompts and at the length that it is trained on.
+        """Evaluate the policy on the held-out problems, with the prompts and the completion length of training.
 
-        Where completions are sampled, as in training, too.  ``settings`` are ``evaluate``'s, and go first.
+        Unless greedy, it samples as in training, too.  ``settings`` are arguments of ``evaluate``, and take precedence.
         """
         drawn = ("chat_template_kwargs",) if settings.get("greedy", True) else SAMPLING
         asked = {name: getattr(self.args, name) for name in drawn}
@@ -76,12 +76,12 @@ class Run:
         return evaluate(self.policy, self.task, list(self.rewards), **asked | settings)
 
     def measured(self, name: str) -> dict[str, Any]:
-        """An evaluation by its name, printed; empty where the configuration asks for none."""
+        """Evaluate, print the result, and return it by its name; empty if the configuration asks for no evaluation."""
         if self.config.evaluate is None:
             return {}
         results = {name: self.measure(**self.config.evaluate)}
         output.say(f"\n{name}\n{results[name]}\n")
-        self.policy.model.measured = results  # for the cards of checkpoints
+        self.policy.model.measured = results  # for the model cards of checkpoints
         return results
 
 
@@ -90,14 +90,14 @@ def assembled(config: Config) -> Run:
 
     Raises:
         ConfigError: a reward refuses its arguments or cannot be called by TRL; with its place in the file.
-        RLOOKitError: the policy or the task cannot be had.
+        RLOOKitError: the policy cannot be loaded or the task cannot be made.
     """
     policy = load_policy(**config.policy)
     ((name, arguments),) = config.task.items()
-    # What the task is to know of the run, as far as it takes it: one that samples the policy does so as training.
+    # Settings of the run, for a task that takes them: a task that samples the policy does so as in training.
     of_run = {"policy": policy, "chat_template_kwargs": config.settings.get("chat_template_kwargs")}
     length = RLOOConfig.max_completion_length
-    if config.args is None:  # the suggested one depends on the task's prompts, which are to have room
+    if config.args is None:  # the suggested length depends on the task's prompts, which need room
         length = min(length, policy.model.max_seq_length // 2)
     of_run["max_new_tokens"] = config.settings.get("max_completion_length") or length
     make = getattr(tasks, name)
@@ -115,7 +115,7 @@ def assembled(config: Config) -> Run:
 
 
 def check_place(config: Config) -> None:
-    """Check that the adapter can be written where it is to be, before a run and not after it."""
+    """Check before a run, not after it, that the adapter can be written to its folder."""
     if config.save is None:
         return
     target, name = Path(config.save).expanduser().resolve(), load.settled(config.policy).name or "tiny"
