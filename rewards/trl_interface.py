@@ -232,7 +232,7 @@ def call_reward(reward: Reward, **kwargs: Any) -> Scores:
 
 # One event loop serves all of a process's calls, since a judge's semaphores and clients belong to the loop that first
 # used them.  It runs in its own thread, since a notebook's thread already has a loop.  The key is the process, since a
-# forked process has no threads, and the loop's thread that the call comes from, since a loop cannot wait for itself.
+# forked process has no threads, and the loop that makes the call, if any, since a loop cannot wait for itself.
 _loops: dict[tuple[int, str], asyncio.AbstractEventLoop] = {}
 _starting = threading.Lock()
 

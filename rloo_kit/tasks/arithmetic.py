@@ -30,7 +30,7 @@ class Level(NamedTuple):
 
 
 def problem(template: str, *operands: int) -> Problem:
-    """Fill in a template of products that are added and subtracted; the order of operands does not move its side.
+    """Fill in a template of products that are added and subtracted; the order of operands does not change its side.
 
     >>> problem("{} * {} - {}", 3, 4, 5)
     Problem(text='3 * 4 - 5', answer='7', key='3,4,5', question='What is 3 * 4 - 5?', entry=None)
@@ -117,7 +117,7 @@ def arithmetic(
             sentence of Qwen's model cards, ``"whole"`` for the tiny policy, ``"auto"`` without a policy.
         n_train, n_held_out: problems to train and to measure on; None means 1000 and 200, or all if there are fewer.
         seed: seeds the draw of problems and the measurement's sampling.
-        max_new_tokens, chat_template_kwargs: as in the training to come.
+        max_new_tokens, chat_template_kwargs: as in training.
         n_prompts, n_samples: prompts per level, and completions per prompt.
 
     Raises:

@@ -1,7 +1,7 @@
 """Tasks of reasoning-gym: a hundred generators of verifiable problems (Stojanovski et al. 2025, arXiv 2505.24760).
 
 If all answers are numbers, ``rewards.answer_reward`` grades them.  It is stricter than the package's own graders, which
-pay partly for a wrong answer that holds the right one.  The package grades other answers; only its full score counts.
+give part credit to a wrong answer that holds the right one.  The package grades the others; only its full score counts.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def reasoning_gym(
 ) -> Task:
     """Make a task from a reasoning-gym generator, split by problem: ``pip install reasoning-gym``.
 
-    Both sides of the split share templates, with other numbers: held-out problems are not of a new kind.
+    Both sides of the split share templates, with different numbers: held-out problems are not of a new kind.
 
     Args:
         name: the generator: "gsm_symbolic" (word problems as in GSM8K), "chain_sum", "leg_counting", ...
         difficulty: settings of the generator, such as {"max_terms": 3}.
-        policy, form, n_train, n_held_out, seed: as for ``arithmetic``; for other answers than numbers, "<answer>".
+        policy, form, n_train, n_held_out, seed: as for ``arithmetic``; non-numeric answers default to "<answer>".
 
     Raises:
         VersionError: the package is not installed.
