@@ -1,4 +1,4 @@
-r"""Compare formulas: normalize some notation, then ask math-verify, in processes that end when their time is up.
+r"""Compare formulas by math-verify after normalizing some notation, in processes that end when their time is up.
 
 math-verify's own time limit is an alarm, which only the main thread may set and which does not stop sympy's C code;
 here the kernel ends a process whose time is up.  One server, started on first use, imports sympy and forks a
