@@ -1,6 +1,6 @@
-"""How long a run takes on a GPU, roughly: a range from weights, cache and kernel launches, never timed.
+"""Estimate how long a run takes on a GPU: a range computed from weights, cache and kernel launches, not from timings.
 
-Prompts and completions are as long as they may be; downloads, compiling, grading and saving are not counted.
+Prompts and completions count at their maximum length; downloads, compiling, grading and saving do not count.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from rloo_kit.memory.plan_settings import Settings
     from rloo_kit.memory.policy_tensors import Model
 
-# In a slow case.  An assumption: large models were trained at 21 to 46 % of the peak (Chowdhery et al. 2022, PaLM).
+# Assumed for the slow case; large models were trained at 21 to 46 % of peak (Chowdhery et al. 2022, PaLM).
 BANDWIDTH_SHARE, PEAK_SHARE = 0.5, 0.3
-# Of a kernel, at best and in a slow case: published figures are 5 to 20 microseconds.  The one step that was timed, of
-# Qwen3-4B's shape on an H100, took as long as with 13.
+# Per kernel, at best and in the slow case; published figures are 5 to 20 microseconds.  The one step that was timed
+# (Qwen3-4B's shape on an H100) took as long as the estimate with 13 microseconds.
 LAUNCH_SECONDS = (5e-6, 15e-6)
-DISK = (2e9, 0.15e9)  # bytes a second that weights are read with: a solid-state disk on PCIe, a hard disk
+DISK = (2e9, 0.15e9)  # bytes a second at which weights are read from a PCIe solid-state disk and from a hard disk
 
 Range = tuple[float, float]
 Work = tuple[float, float, float]  # bytes moved, operations, kernels launched
 
 
 class Seconds:
-    """Of a model under settings on a GPU of some bandwidth, in bytes a second, and peak, in operations a second.
-    Up to ``four_bit_rows`` are multiplied with 4-bit weights; more, with ones held in 16 bit, where they are."""
+    """Times for a GPU's ``bandwidth`` in bytes and ``peak`` in operations a second.  Up to ``four_bit_rows`` rows use
+    the 4-bit weights; more rows use the 16-bit copies if ``in_16_bit``, else weights dequantised each time."""
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class Seconds:
         self.shape = shape = model.checkpoint
         self.head, self.lora = shape.vocabulary * shape.hidden_size, sum(model.lora_sizes)
         self.dense = shape.linear_parameters + self.lora
-        # A matrix in 16 bit is read as it is, or its 4 bits are, and what is made of them is written and read.
+        # Dequantising reads the 4-bit matrix, writes it in 16 bit, and the product reads that.
         dequantised = model.linear_bytes + 2 * 2 * shape.linear_parameters
         self.weights = dequantised if settings.four_bit else 2 * self.dense
         self.four_bit_rows = four_bit_rows
         self.held = 2 * shape.linear_parameters if in_16_bit else self.weights
-        self.pairs = 4 * shape.heads * shape.head_dim * shape.layers  # operations of a token and one before
+        self.pairs = 4 * shape.heads * shape.head_dim * shape.layers  # operations per token and earlier token
 
     def of_run(self, free_bytes: int) -> dict[str, Range]:
-        """Part of the run -> seconds; ``free_bytes`` are usable beside the loaded weights."""
+        """Part of the run -> seconds.  ``free_bytes`` is the memory that the loaded weights leave."""
         s, model, step = self.settings, self.model, self.step()
         size = model.linear_bytes + model.kept_bytes + model.rest_bytes
         seconds, low, high = {"load": (size / DISK[0], size / DISK[1]), "a step": step}, 0.0, 0.0
@@ -72,14 +72,14 @@ class Seconds:
         s, rows = self.settings, self.settings.sampled_rows
         rounds = s.update_rows / (rows * s.num_iterations)
         before = (s.passes.reference + (not s.passes.single)) / s.num_iterations
-        # The update: forward, once more for what was not kept, and backward.
+        # The update: forward, recomputation of what was not kept, and backward.
         passes = s.gradient_accumulation_steps * (before + 3)
         update = self._passes(passes, s.per_device_train_batch_size, s.row_tokens, s.max_completion_length)
         sampled = self._sampled(s.max_completion_length, rounds, rows, padded=rows > s.num_generations)
         return self._range(update, *sampled)
 
     def _passes(self, n: float, rows: int, length: int, scored: int) -> Work:
-        """``n`` forward passes of ``rows``, with log-probabilities of the last ``scored`` tokens."""
+        """``n`` forward passes of ``rows`` rows, with log-probabilities of the last ``scored`` tokens."""
         flops = rows * (length * (2 * self.dense + self.pairs * length) + scored * 2 * self.head)
         return n * (self.weights + 2 * self.head), n * flops, n * 50 * self.shape.layers
 
@@ -87,7 +87,7 @@ class Seconds:
         """``n`` rounds of sampling: the prompts, then token after token."""
         s, shape = self.settings, self.shape
         cached, groups = s.prompt_tokens + tokens / 2, shape.heads // shape.kv_heads
-        # Prompts of unlike length are masked, for which unsloth copies keys and values for every head.
+        # Prompts of different lengths need a mask, and then unsloth copies keys and values for every head.
         copies = 1 + 2 * groups if padded and groups > 1 else 1
         read = self.model.linear_bytes if rows <= self.four_bit_rows else self.held
         moved = read + 2 * (self.lora + self.head) + rows * cached * copies * shape.kv_bytes_per_token
@@ -97,8 +97,8 @@ class Seconds:
         return self._passes(n, rows, s.prompt_tokens, 1), decoding
 
     def _range(self, *phases: Work) -> Range:
-        """At best each phase takes as long as its bytes, its operations or its launches, whichever is most; in a slow
-        case the first two are done at part of the GPU's speed, one after the other."""
+        """At best a phase takes its memory, compute or launch time, whichever is longest.  In the slow case memory
+        and compute run at a share of the GPU's speed, one after the other; launches may still take longer."""
         best = slow = 0.0
         for moved, flops, kernels in phases:
             memory, compute = moved / self.bandwidth, flops / self.peak

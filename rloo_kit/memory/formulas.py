@@ -1,7 +1,7 @@
-"""How many bytes each part of an RLOO step takes: one formula a term, with the source it was read from.
+"""How many bytes each part of an RLOO step takes: one formula per term, with the source it was read from.
 
-They are checked against unsloth's own GPU code run on tensors without memory (benchmarks/plan_on_meta.py) and on one
-H100.  A CPU's cache is its own; its activations are taken to be a GPU's.
+The formulas are checked against unsloth's GPU code, run on meta tensors (benchmarks/plan_on_meta.py) and on one H100.
+A CPU has its own formula for the cache; its activations are assumed to be a GPU's.
 
 Letters: n tokens in a micro-batch, T tokens in a row, H hidden size, A heads x head_dim, G kv_heads x head_dim,
 F ffn size, V vocabulary, L layers, r LoRA rank.
@@ -27,10 +27,10 @@ _MOVING = (CACHE, DECODING, CHECKPOINTS, LAYER, HIDDEN, TILE, BUFFER, OFFLOAD, R
 PARTS = (*_HELD, *_MOVING, WORKSPACES, CONTEXT, FRAGMENTATION)  # in the order in which a table shows them
 ESTIMATED = {KEPT, CONTEXT, FRAGMENTATION}  # without a formula
 
-DRAWN_AT_ONCE = 8192  # entries of a row of logits that a CPU makes exponentials of at once when it draws
+DRAWN_AT_ONCE = 8192  # logits of a row that a CPU exponentiates at once when it samples
 
 LIBRARIES_BYTES = 530 * MIB
-"""Of a process on a CPU beside tensors, as measured (torch 2.13, Linux, one thread)."""
+"""Memory of a CPU process besides its tensors, as measured (torch 2.13, Linux, one thread)."""
 
 Parts = dict[str, int]  # part -> bytes
 
@@ -49,16 +49,16 @@ class Step:
         self.layer_input = self.pass_tokens * self.hidden * settings.dtype_bytes
         self.widest_activation = self.pass_tokens * self.ffn * settings.dtype_bytes
         self.head = shape.vocabulary * self.hidden  # elements of lm_head
-        # In float32: unsloth_zoo's prepare_model_for_training and PEFT's autocast_adapter_dtype upcast it.
+        # The LoRA is in float32: unsloth_zoo's prepare_model_for_training and PEFT's autocast_adapter_dtype upcast it.
         self.lora = 4 * sum(model.lora_sizes)
         self.gradients = self.lora + settings.dtype_bytes * sum(model.full_sizes)
         self.trained_sizes = model.full_sizes or model.lora_sizes
-        # The largest projection in full: unsloth's fast_dequantize keeps one buffer of that size for all layers
-        # (kernels/utils.py); on a CPU bitsandbytes makes one in each backward product (MatMul4Bit).
+        # The largest projection, dequantised: unsloth's fast_dequantize keeps one buffer of that size for all layers
+        # (kernels/utils.py); on a CPU bitsandbytes allocates one in each backward product (MatMul4Bit).
         largest = max(rows * columns for rows, columns in shape.projections.values())
         self.buffer = settings.dtype_bytes * largest if settings.four_bit else 0
-        # "unsloth" checkpointing moves all layers' inputs but the last to the computer's own memory, from 2 MiB on
-        # (unsloth_zoo, gradient_checkpointing.py).
+        # "unsloth" checkpointing offloads the input of every layer but the last to host memory, if it is larger than
+        # 2 MiB (unsloth_zoo, gradient_checkpointing.py).
         is_large = self.layer_input > 2 * MIB
         self.offloads = settings.checkpointing == "unsloth" and settings.on_gpu and is_large
         self.offloaded = (shape.layers - 1) * self.layer_input if self.offloads else 0
@@ -67,10 +67,10 @@ class Step:
 
     @property
     def optimizer(self) -> int:
-        """AdamW: two moments of each weight's type, a float32 step a tensor (torch.optim.AdamW); on a CPU no other.
+        """AdamW's state: two moments in each weight's dtype, a float32 step per tensor (torch.optim.AdamW).
 
-        8 bit: two bytes a weight and two float32 scales per 256; tensors under 4096 weights in 32 bit; two tables of
-        256 (bitsandbytes, ``Optimizer2State.init_state``).
+        In 8 bit, on a GPU only: two bytes per weight, two float32 scales per 256 weights, and two tables of 256;
+        tensors under 4096 weights stay in 32 bit (bitsandbytes, ``Optimizer2State.init_state``).
         """
         sizes = self.trained_sizes
         if "8bit" not in self.settings.optim or not self.settings.on_gpu:
@@ -80,9 +80,9 @@ class Step:
 
     @cached_property
     def standing(self) -> Parts:
-        """What is held in every phase after the first update."""
+        """What every phase holds after the first update."""
         s = self.settings
-        # 32 MiB on Hopper, taken for any over 24.5 GiB; else 8.1 (torch's getChosenWorkspaceSize).
+        # One workspace: 32 MiB on Hopper, assumed for every GPU above 24.5 GiB; else 8.1 (getChosenWorkspaceSize).
         workspace = (4096 * 2 + 16 * 8) * 1024 if s.small_card else 32 * MIB
         positions = -(-self.checkpoint.positions // 8192) * 8192
         whole = self.model.linear_bytes + self.model.rest_bytes
@@ -95,29 +95,29 @@ class Step:
             # Where all weights are trained, TRL's trainer loads a second model for beta > 0.
             REFERENCE_MODEL: whole if self.model.full_sizes and s.beta else 0,
             OPTIMIZER: self.optimizer,
-            # cuBLAS's: three, by what an H100 held beside all other tensors (two on the smallest shape).
+            # Three of cuBLAS: what an H100 held besides all other tensors (two on the smallest shape).
             WORKSPACES: 3 * workspace * s.on_gpu,
             CONTEXT: CUDA_CONTEXT_BYTES if s.on_gpu else LIBRARIES_BYTES,
             BUFFER: self.buffer if s.on_gpu else 0,
             OFFLOAD: 2 * self.layer_input if self.offloads else 0,
-            # Cosines and sines of all positions, where some are given (unsloth's LlamaModel_fast_forward).
+            # Cosines and sines of all positions, since position ids are passed (unsloth's LlamaModel_fast_forward).
             ROTARY: 2 * positions * self.checkpoint.head_dim * s.dtype_bytes * s.on_gpu,
         }
         return {part: size for part, size in found.items() if size}
 
     def cache(self, tokens: int) -> int:
-        """Of the rows sampled at once, ``tokens`` per row."""
+        """The key-value cache of the rows sampled at once, with ``tokens`` per row."""
         return self.settings.sampled_rows * tokens * self.token_cache
 
     @property
     def cached_tokens(self) -> int:
-        """Of a row at the end: all but the last in transformers' ``DynamicCache``; unsloth allocates more."""
+        """Cached tokens of a finished row: all but the last in transformers' ``DynamicCache``; more with unsloth."""
         return self.buffer_sizes[-1] if self.settings.on_gpu else self.settings.row_tokens - 1
 
     @cached_property
     def buffer_sizes(self) -> list[int]:
-        """Tokens a row that unsloth allocates, first to last: multiples of 256, from prompt + 513 on, doubling up to
-        prompt + completion + 1 (models/_decode_graphs.py)."""
+        """Tokens per row of unsloth's buffer, from its first size to its last: multiples of 256, from prompt + 513,
+        doubling up to prompt + completion + 1 (models/_decode_graphs.py)."""
         most, sizes = self.settings.row_tokens, [_in_blocks(self.settings.prompt_tokens + 513)]
         while sizes[-1] < most:
             sizes.append(_in_blocks(min(2 * sizes[-1], most + 1)))
@@ -125,9 +125,9 @@ class Step:
 
     @property
     def sampling(self) -> int:
-        """Next-token logits of all rows, in transformers' ``_sample``: lm_head's output, its float32 copy, what
-        processors make of it, softmax, noise of ``torch.multinomial``; beside processors, the last token's softmax and
-        logits.  On a CPU (policy/generate.py): logits, and exponentials of a tile of them."""
+        """Next-token logits of all rows in transformers' ``_sample``: lm_head's output, its float32 copy, the
+        processors' output, softmax, and ``torch.multinomial``'s noise; while processors run, also the previous token's
+        softmax and logits.  On a CPU (policy/generate.py): logits, and the exponentials of one tile of them."""
         s, vocabulary = self.settings, self.checkpoint.vocabulary
         if not s.on_gpu:
             return 4 * s.sampled_rows * (vocabulary + min(vocabulary, DRAWN_AT_ONCE))
@@ -138,8 +138,8 @@ class Step:
         return s.sampled_rows * vocabulary * per_logit
 
     def decode_scratch(self, tokens: int) -> int:
-        """Beside the cache while unsloth decodes: of each layer a token's projections and its attention scores
-        (``alloc_decode_buffers``); one layer's activations; the LoRA in 16 bit (``_fast_lora_weights``)."""
+        """What unsloth holds besides the cache while it decodes a token: projections and attention scores of each
+        layer (``alloc_decode_buffers``), one layer's activations, the LoRA in 16 bit (``_fast_lora_weights``)."""
         s = self.settings
         per_layer = 3 * self.attention + 2 * self.keys + self.hidden + self.checkpoint.heads * tokens
         token = 4 * self.hidden + 4 * self.attention + 2 * self.ffn + 4 * tokens
@@ -147,15 +147,15 @@ class Step:
         return buffers + s.dtype_bytes * sum(self.model.lora_sizes)
 
     def decode_attention(self, tokens: int) -> int:
-        """Keys and values expanded to all heads, where rows are padded (``_decode_attention_core``)."""
+        """Keys and values expanded to all heads, if rows are padded (``_decode_attention_core``)."""
         s = self.settings
         is_expanded = s.padded and s.sampled_rows > 1 and self.keys < self.attention
         return 2 * s.sampled_rows * tokens * self.attention * s.dtype_bytes if is_expanded else 0
 
     def layer_without_gradient(self, rows: int, tokens: int) -> int:
-        """A layer's forward pass that keeps nothing, the larger of two moments (``LlamaDecoderLayer_fast_forward``).
-        MLP: 5 H + 3 F a token, and the mask.  Attention: 3 H + 3 A + 3 G; in padded rows K and V are expanded,
-        3 H + 5 A + 2 G, and the mask is there in 16 bit, as bool (utils/attention_dispatch.py) and converted again."""
+        """The peak of a layer's forward pass that keeps nothing (``LlamaDecoderLayer_fast_forward``): MLP or attention.
+        MLP: 5 H + 3 F per token, and the mask.  Attention: 3 H + 3 A + 3 G; in padded rows 3 H + 5 A + 2 G, with K and
+        V expanded, and three masks: in 16 bit, as bool (utils/attention_dispatch.py), and converted back."""
         s, pairs = self.settings, rows * tokens * tokens
         heads = 4 * self.attention + 2 * self.keys if s.padded else 3 * (self.attention + self.keys)
         mlp = rows * tokens * (5 * self.hidden + 3 * self.ffn) * s.dtype_bytes + self.mask(rows, tokens)
@@ -166,19 +166,19 @@ class Step:
         return max(mlp, attention) + rows * tokens * self.statistics + lora
 
     def mask(self, rows: int, tokens: int) -> int:
-        """Rows x T x T, where rows are padded (unsloth's models/llama.py)."""
+        """The attention mask, rows x T x T, if rows are padded (unsloth's models/llama.py)."""
         return rows * tokens * tokens * self.settings.dtype_bytes * self.settings.padded
 
     @property
     def statistics(self) -> int:
-        """Per token, in float32, what norms and attention keep beside the activations, and what LoRA's A makes."""
+        """Bytes per token, in float32: what norms and attention keep besides activations, and LoRA A's output."""
         return 4 * (2 * self.checkpoint.heads + self.checkpoint.kv_heads + 2) + 8 * self.settings.lora_rank
 
     @property
     def layer_with_gradient(self) -> int:
-        """The layer that is recomputed, at the widest moment of its backward pass (``LoRA_MLP.backward``): what the
-        layer saves, the incoming gradient, the product of gate and up, three LoRAs in 16 bit and their gradients.
-        Where nothing is checkpointed, F + H remain."""
+        """The recomputed layer at the peak of its backward pass (``LoRA_MLP.backward``): what the layer saves, the
+        incoming gradient, the product of gate and up, and three LoRAs in 16 bit with their gradients.  Without
+        checkpointing, what it saves is not counted here but in ``checkpoints``."""
         s = self.settings
         lora = 12 * s.lora_rank * (self.hidden + self.ffn) * s.dtype_bytes
         saved = self.layer_saved if s.checkpointing else 0
@@ -186,8 +186,8 @@ class Step:
 
     @property
     def layer_saved(self) -> int:
-        """What a layer keeps for its backward pass where nothing is checkpointed, its output included:
-        4 H + 3 A + 3 G + 2 F, in padded rows 4 H + 5 A + G + 2 F and the mask (kernels/fast_lora.py, rms_layernorm.py,
+        """What a layer keeps for its backward pass without checkpointing, including its output:
+        4 H + 3 A + 3 G + 2 F; in padded rows 4 H + 5 A + G + 2 F and the mask (kernels/fast_lora.py, rms_layernorm.py,
         qk_norm_rope.py)."""
         s = self.settings
         heads = 5 * self.attention + self.keys if s.padded else 3 * (self.attention + self.keys)
@@ -196,15 +196,15 @@ class Step:
 
     @property
     def checkpoints(self) -> int:
-        """Between forward and backward: each layer's input, or all that it saves, and the mask.  Where inputs are
-        offloaded the embedding's output and the last layer's input stay."""
+        """What is kept from forward to backward: each layer's input, or without checkpointing all that it saves, and
+        the mask.  If inputs are offloaded, only the embedding's output and the last layer's input stay."""
         each = self.layer_input if self.settings.checkpointing else self.layer_saved
         return each * (2 if self.offloads else self.checkpoint.layers) + self.pass_mask
 
     def tile(self, with_gradient: bool = True) -> int:
-        """Logits held at once for log-probabilities (unsloth_zoo/fused_losses/fused_linear.py).  Up to 24.5 GiB
-        4096 x 16384 in float32, for the gradient an accumulator of 4096 x H, and 8 statistics of each 16384 of a row,
-        twice from the second tile on; above, whole rows, 512 or as many as n H / V, at most 2 GiB."""
+        """Logits held at once for log-probabilities (unsloth_zoo/fused_losses/fused_linear.py).  Up to 24.5 GiB, or
+        from 4096 scored tokens on: 4096 x 16384 in float32, an accumulator of 4096 x H for the gradient, and per row
+        and 16384 columns 8 statistics, 16 beyond 4096 rows.  Else whole rows: 512 or scored x H / V, at most 2 GiB."""
         vocabulary, scored = self.checkpoint.vocabulary, self.scored_tokens
         if self.settings.small_card or scored >= 4096:
             rows = min(scored, 4096)
@@ -215,16 +215,16 @@ class Step:
         return min(4 * rows * vocabulary, 2 * GIB)
 
     def final_hidden(self, with_gradient: bool) -> int:
-        """The last norm's output and its scored positions; when training also the norm's input and the gradient, which
-        both kernels form in the forward pass; 80 bytes a token of ids, mask, labels and results."""
+        """The last norm's output, its scored positions, and 80 bytes per token of ids, mask, labels and results.
+        Training adds the norm's input and the gradient, which both kernels compute in the forward pass."""
         tokens = self.pass_tokens + self.scored_tokens
         hidden = tokens * (2 if with_gradient else 1) * self.hidden * self.settings.dtype_bytes
         return hidden + self.pass_tokens * 80
 
     @property
     def last_layer(self) -> int:
-        """The last layer's forward pass, beside what is kept.  Where inputs are offloaded the first micro-batch keeps
-        one more: unsloth_zoo's ``CURRENT_GC_INDEX`` counted the pass without gradient before it."""
+        """The last layer's forward pass, besides what is kept.  If inputs are offloaded, the first micro-batch keeps
+        one more: unsloth_zoo's ``CURRENT_GC_INDEX`` has also counted the earlier pass without gradient."""
         s = self.settings
         if not s.checkpointing:
             return self.pass_tokens * (self.ffn + self.hidden) * s.dtype_bytes
@@ -242,13 +242,13 @@ class Step:
         if self.settings.passes.before_update:
             phases["log-probs"] = self._log_probs()
         phases |= {"forward": self._forward(), "backward": self._backward()}
-        # The fused kernels need nothing beside gradients and state; clipping, a norm of each tensor, twice.
+        # The fused optimizer needs only gradients and state; clipping needs two norms of each tensor.
         norms = 8 * len(self.trained_sizes) + 8
         return {**phases, "optimizer": {**self.standing, GRADIENTS: self.gradients + norms}}
 
     def _generate(self) -> Parts:
-        """The largest of three moments: all prompts in a layer; the first decode step, which copies their keys and
-        values into buffers, and holds the scores of the token before; the last, after a layer's buffer has grown."""
+        """The largest of three moments: the prompts in a layer; the first decode step, which copies their keys and
+        values into buffers and holds the previous token's scores; the last step, after a layer's buffer has grown."""
         s = self.settings
         layer = self.layer_without_gradient(s.sampled_rows, s.prompt_tokens)
         prompts = {CACHE: self.cache(s.prompt_tokens), LAYER: layer}
@@ -269,15 +269,15 @@ class Step:
         return self._phase(_largest(prompts, copying, last), whole // self.checkpoint.layers)
 
     def _log_probs(self) -> Parts:
-        """Log-probabilities before the update, without gradient: a layer, or the head."""
+        """Log-probabilities before the update, without gradient: the larger of a layer and the head."""
         layer = {LAYER: self.layer_without_gradient(self.micro_rows, self.settings.row_tokens)}
         tile = self.tile(with_gradient=False)
         moving = _largest(layer, {HIDDEN: self.final_hidden(with_gradient=False), TILE: tile})
         return self._phase(moving, tile if TILE in moving else self.widest_activation)
 
     def _forward(self) -> Parts:
-        """The last layer, or its end: everything kept and the head's tile.  lm_head's gradient is summed up over tiles
-        in float32 (unsloth_zoo/cpu/ops.py)."""
+        """Everything kept, and the larger of the last layer and the head.  lm_head's gradient is summed over tiles in
+        float32 (unsloth_zoo/cpu/ops.py)."""
         head = {HEAD_GRADIENT: 4 * self.head} if self.model.full_sizes else {}
         ends = {HIDDEN: self.final_hidden(with_gradient=True), TILE: self.tile(), **head}
         moving = _largest(ends, {LAYER: self.last_layer})
@@ -285,17 +285,17 @@ class Step:
         return self._phase({GRADIENTS: self.gradients, CHECKPOINTS: self.checkpoints, **moving}, block)
 
     def _backward(self) -> Parts:
-        """Everything kept, and one layer in full.  A weight is dequantised beside the buffer for them
+        """Everything kept, and one layer in full.  One weight is dequantised outside the shared buffer
         (``LoRA_MLP.backward``, without ``use_global_buffer``)."""
         layers = {CHECKPOINTS: self.checkpoints, LAYER: self.layer_with_gradient, BUFFER: 2 * self.buffer}
         if self.model.full_sizes:
-            # The embedding's; where it is lm_head too, that one's, and from the second micro-batch on their sum.
+            # The embedding's gradient; if tied, lm_head's too, and from the second micro-batch on their sum.
             copies = 1 + self.checkpoint.tied * (1 + (self.settings.gradient_accumulation_steps > 1))
             layers[HEAD_GRADIENT] = copies * self.head * self.settings.dtype_bytes
         return self._phase({GRADIENTS: self.gradients, **layers}, self.widest_activation)
 
     def _phase(self, moving: Parts, block: int) -> Parts:
-        """With fragmentation, estimated as the largest block once more: it does not go into smaller ones' holes."""
+        """Add fragmentation, estimated as the largest block once more: it does not fit the holes of smaller blocks."""
         fragmentation = {FRAGMENTATION: block} if self.settings.on_gpu else {}
         return {**self.standing, **moving, **fragmentation}
 

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 _ROWS = csv.reader(Path(__file__).with_name("gpus.csv").read_text().splitlines()[1:])
 CARDS = {name: (int(mib), float(bandwidth), float(peak)) for name, mib, bandwidth, peak in _ROWS}
-"""Name -> memory in MiB as nvidia-smi shows it (a T4's error correction takes a sixteenth), bandwidth in GB/s, and peak
-TFLOP/s of dense products in 16 bit that are added up in 32 bit, as torch has them: NVIDIA's whitepapers and sheets."""
+"""Name -> memory in MiB as nvidia-smi shows it (error correction takes a sixteenth of a T4's), bandwidth in GB/s, and
+peak TFLOP/s of dense 16-bit products accumulated in 32 bit, as in torch; from NVIDIA's whitepapers and data sheets."""
 
 RESERVED_BYTES = 512 * MIB
-"""Left free on a GPU that is only named: for the driver (a 12 GiB RTX 3060 gives torch 11.75 GiB) and a desktop."""
+"""Left free on a GPU given by name or size, for the driver (a 12 GiB RTX 3060 gives torch 11.75 GiB) and a desktop."""
 
 CUDA_CONTEXT_BYTES = 512 * MIB
-"""Of a GPU beside torch's tensors: the CUDA context and libraries' kernels.  An estimate: published out-of-memory
-messages show 0.1 to 0.7 GiB between what the driver and what torch count; on an H100 it was 0.82."""
+"""GPU memory besides torch's tensors: the CUDA context and libraries' kernels.  An estimate: in published
+out-of-memory messages the driver counts 0.1 to 0.7 GiB more than torch; on an H100 it was 0.82 GiB."""
 
 VLLM_SHARE, COLOCATE_SHARE = 0.5, 0.3
-"""vLLM's of the GPU where none is asked for: of unsloth's ``from_pretrained``, and of TRL's RLOOConfig."""
+"""vLLM's default share of the GPU: in unsloth's ``from_pretrained``, and in TRL's RLOOConfig."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Device:
 
 
 def device_of(card: str | float | Device | None = None) -> Device:
-    """The device of a GPU's name, of a number of bytes, or of this machine (None).
+    """Return the device for a GPU's name or a number of bytes.  None means this machine.
 
     Raises:
-        ConfigError: an unknown or ambiguous name.
+        ConfigError: an unknown or ambiguous name, or less than 1 GiB.
     """
     if isinstance(card, Device):
         return card
@@ -71,17 +71,17 @@ def device_of(card: str | float | Device | None = None) -> Device:
 
 
 def speed_of(device: Device) -> tuple[float, float] | None:
-    """Bytes and floating-point operations a second at best, by the GPU's name; None where it is not known."""
+    """Return the peak bytes and floating-point operations a second by the GPU's name; None if it is not known."""
     cards = [CARDS[name] for name in _cards_called(device.name)]
     if not device.on_gpu or not cards:
         return None
-    # torch's name of a card has no size: the smallest of that name that is large enough.
+    # torch's name of a card has no memory size: take the smallest card of that name that is large enough.
     _, bandwidth, peak = min(cards, key=lambda card: (card[0] * MIB < device.usable_bytes, card[0]))
     return bandwidth * 1e9, peak * 1e12
 
 
 def _cards_called(name: str) -> list[str]:
-    """Cards of this very name; else of this name without a size."""
+    """Return the cards of exactly this name, else those that have this name before their size."""
 
     def bare(text: str) -> str:
         return re.sub(r"nvidia|geforce|tesla|rtx|[^a-z0-9]", "", text.lower())
@@ -91,14 +91,14 @@ def _cards_called(name: str) -> list[str]:
 
 
 def where_computed(model: torch.nn.Module) -> torch.device:
-    """The device that a model computes on; its first parameter, the embedding, may lie in the computer's memory
+    """Return the device that a model computes on.  Its first parameter, the embedding, may be in host memory
     (unsloth's ``offload_embedding``)."""
     devices = [parameter.device for parameter in model.parameters()]
     return next((device for device in devices if device.type != "cpu"), devices[0])
 
 
 def cuda_bytes_within_reach() -> int:
-    """What torch may still allocate on the current GPU, its cache included, also under
+    """Return the bytes that torch may still allocate on the current GPU, including its cache, within the limit of
     ``torch.cuda.set_per_process_memory_fraction``."""
     import torch
 
@@ -108,7 +108,7 @@ def cuda_bytes_within_reach() -> int:
 
 
 def _this_machine() -> Device:
-    """This machine's GPU, with what is free and what this process already holds; else its CPU, likewise."""
+    """Return this machine's GPU, else its CPU; usable is what is free plus what this process already holds."""
     import torch
 
     if not torch.cuda.is_available():
@@ -122,9 +122,9 @@ def _this_machine() -> Device:
 
 
 def four_bit_rows(device: Device | None = None) -> int:
-    """Up to so many rows are multiplied with 4-bit weights, and not in 16 bit, as :mod:`rloo_kit.session.import_order`
-    sets it up: unsloth does so on some GPUs (``_GEMV_ROWS_BY_ARCH``), bitsandbytes where UNSLOTH_BNB_GEMM_4BIT is set
-    (``_BNB_GEMM_4BIT_MAX_ROWS``).  None is this machine."""
+    """Return up to how many rows are multiplied with 4-bit weights, not 16-bit ones, in the kit's set-up
+    (:mod:`rloo_kit.session.import_order`): by unsloth on some GPUs (``_GEMV_ROWS_BY_ARCH``), by bitsandbytes if
+    UNSLOTH_BNB_GEMM_4BIT is set (``_BNB_GEMM_4BIT_MAX_ROWS``).  None means this machine."""
     bandwidth, _ = (device and speed_of(device)) or (0.0, 0.0)
     fused = os.environ.get(FUSED_4BIT) == "1" if device is None or device.is_here else bandwidth <= FAST
     return 16 if fused else 4
@@ -133,10 +133,10 @@ def four_bit_rows(device: Device | None = None) -> int:
 def vllm_bytes(
     usable_bytes: int, weights: int, config: Any, model: Any, fast_inference: bool, share: float | None
 ) -> int | None:
-    """What vLLM takes of the GPU that trains, as read in unsloth and TRL, never measured: its share, and nothing where
-    it sleeps while the trainer works; None where it does not sample there.
+    """Return the bytes that vLLM takes on the training GPU, as read in unsloth and TRL, never measured: its share, 0 if
+    it sleeps while the trainer works, None if it does not sample there.
 
-    Unsloth's (``fast_inference``) holds the trainer's own weights; TRL's (``vllm_mode="colocate"``) a second copy.
+    Unsloth's engine (``fast_inference``) uses the trainer's weights; TRL's (``vllm_mode="colocate"``) a second copy.
     """
     engine, asleep = getattr(model, "vllm_engine", None), getattr(config, "vllm_enable_sleep_mode", False)
     if engine is not None:

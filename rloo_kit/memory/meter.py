@@ -1,4 +1,4 @@
-"""Measure the peak memory of each phase of a run on a GPU, and set a plan beside it."""
+"""Measure the peak memory of each phase of a run on a GPU, and compare a plan with it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Peak(NamedTuple):
 
 
 class Meter:
-    """Peaks by phase, as CUDA's allocator counts them, in microseconds; none on a CPU, where torch keeps no count.
+    """Peaks by phase, from CUDA's allocator in microseconds; none on a CPU, where torch keeps no count.
 
-    Phases may be nested: a moment counts for the innermost.
+    Phases may be nested: a peak counts for the innermost one.
     """
 
     def __init__(self, on_gpu: bool = True) -> None:
@@ -32,7 +32,7 @@ class Meter:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count what happens inside as ``name``; the largest peak of all visits is kept."""
+        """Record the peak inside under ``name``; of several visits the largest peak is kept."""
         if not self.on_gpu:
             yield
             return
@@ -67,10 +67,10 @@ class Measured(dict[str, tuple[int, int | None]]):
 
 
 def compare(phases: Mapping[str, Parts], peaks: Mapping[str, Peak]) -> Measured:
-    """A plan's phases, without context and fragmentation, beside a meter's peaks."""
+    """Compare a plan's phases, without context and fragmentation, with a meter's peaks."""
     compared = Measured()
-    for name, parts in list(phases.items())[1:]:  # a trainer does not load
-        phase = "train" if name in ("forward", "backward") else name  # nor tell these apart
+    for name, parts in list(phases.items())[1:]:  # the trainer's meter does not see loading
+        phase = "train" if name in ("forward", "backward") else name  # it measures these as one
         planned = sum(parts.values()) - parts.get(CONTEXT, 0) - parts.get(FRAGMENTATION, 0)
         measured = peaks[phase].allocated_bytes if phase in peaks else None
         compared[phase] = max(planned, compared.get(phase, (0, None))[0]), measured

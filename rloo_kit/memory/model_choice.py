@@ -25,13 +25,13 @@ SHOWN = {
 }
 
 FIT_COMPLETION_TOKENS = 1024
-"""What completions have room for by default: shorter ones cut off a thinking model's thought."""
+"""Default limit of a completion; a shorter one cuts off a thinking model's thought."""
 
 
 def chosen(
     name: str | os.PathLike[str] | None, four_bit: bool | None, card: str | Device | None = None
 ) -> tuple[str | os.PathLike[str], bool | None]:
-    """What None, for a first run, and "largest" stand for on a device, and whether that is to think."""
+    """Return the name that None (a first run) or "largest" means on a device, and the ``thinking`` to load it with."""
     if name is not None and name != "largest":
         return name, None
     device = device_of(card)
@@ -43,8 +43,8 @@ def chosen(
 
 
 def first_run(card: str | float | Device | None = None, load_in_4bit: bool = True) -> tuple[str, bool | None]:
-    """The checkpoint for a first run on a card, and its ``thinking``: an instruct model where it fits, else a smaller
-    one that does not think; a hybrid Qwen3's thoughts are too long: its completions would be cut before the answer."""
+    """Return the checkpoint for a first run on a card, and its ``thinking``: an instruct model if it fits, else a
+    smaller hybrid Qwen3 with thinking off, since its completions would otherwise be truncated before the answer."""
     planned = plan("qwen3-4b-instruct", card=card, load_in_4bit=load_in_4bit)
     planned = planned.with_settings(max_completion_length=FIT_COMPLETION_TOKENS)
     is_whole = planned.sampled_rows == planned.settings.batch_rows
@@ -59,8 +59,8 @@ def fit(
     lora_rank: int = Settings.lora_rank,
     load_in_4bit: bool = Settings.four_bit,
 ) -> Plan:
-    """The plan of the largest Qwen3 of the catalogue that fits with the whole batch sampled at once; where none does,
-    of the smallest with fewer at once, or else with a smaller generation batch; where nothing fits, of the smallest.
+    """Plan the largest Qwen3 of the catalogue that fits with the whole batch sampled at once.  If none does, plan the
+    smallest with fewer at once, or else with a smaller generation batch; if nothing fits, the smallest as it is.
 
     Arguments as for :func:`plan`; without a config completions have :data:`FIT_COMPLETION_TOKENS`.
     """
@@ -75,8 +75,8 @@ def fit(
 
 
 def longest_completion(planned: Plan) -> int:
-    """The most tokens a completion may have for the plan to fit, in steps of 64, up to 32,768 with the prompt, which
-    Qwen3 was trained for; 0 where none does."""
+    """Return the most tokens per completion with which the plan fits, in steps of 64, up to 32,768 with the prompt
+    (Qwen3's training length); 0 if no length fits."""
 
     def is_too_long(tokens: int) -> bool:
         return planned.with_settings(max_completion_length=tokens).fits != "fits"

@@ -1,4 +1,4 @@
-"""Explain where memory ran out: a warning before the first step, and an error that names phase and change."""
+"""Explain where memory ran out: a warning before the first step, and an error that names the phase and a change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rloo_kit.session.release import clear_frames
 
 
 def warn_if_too_large(planned: Plan) -> None:
-    """Before the first step, with the first change that would help; also where the plan cannot count the model."""
+    """Warn before the first step, with the first change that would help; also if the plan cannot count the model."""
     if unknown := planned.model.checkpoint.uncounted:
         output.warn(f"The memory plan does not know {unknown}: what it says of activations is a guess.")
     if planned.fits == "does not fit":
@@ -28,7 +28,7 @@ def warn_if_too_large(planned: Plan) -> None:
 
 @contextlib.contextmanager
 def phase(trainer: Any, name: str) -> Iterator[None]:
-    """A phase of a run: its peak is kept in ``trainer.memory``, and running out of memory is explained."""
+    """Run a phase: keep its peak in ``trainer.memory``, and explain an out-of-memory error."""
     metered = trainer.memory.phase(name) if trainer.memory else contextlib.nullcontext()
     with explain_out_of_memory(name, trainer.memory_plan), metered:
         yield
@@ -40,7 +40,7 @@ def explain_out_of_memory(name: str, planned: Plan) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        # A judge's error names the reward.
+        # A RewardValueError already names the reward.
         if isinstance(error, (OutOfMemoryError, RewardValueError)) or not is_out_of_memory(error):
             raise
         let_go(error)
@@ -62,11 +62,11 @@ RAN_OUT = (
     "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",
-    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",  # the allocator's, where it cannot ask NVML, as in a container
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",  # from the allocator, if it cannot ask NVML, as in a container
     "DefaultCPUAllocator: can't allocate memory",
-    "could not create a primitive",  # oneDNN's, on a CPU
+    "could not create a primitive",  # from oneDNN, on a CPU
 )
-"""Texts of torch's plain RuntimeErrors where memory has run out."""
+"""Messages of torch's plain RuntimeErrors that mean out of memory."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -75,7 +75,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def with_way_on(error: OutOfMemoryError, kept: Path | None) -> OutOfMemoryError:
-    """The error of a run that has stopped, with the checkpoint ``kept`` from which the run can be resumed."""
+    """Return the error with the way to resume from the checkpoint ``kept``.  None means that none was written."""
     anew = "rloo_kit.release(), load the policy anew"
     way_on = f"{kept} is kept: {anew}, and train(resume_from_checkpoint=True) goes on from there"
     way_on = way_on if kept else f"No checkpoint was written: {anew} and start again"

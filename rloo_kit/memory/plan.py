@@ -29,7 +29,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # best first
 
 
 def largest_slice(rows: int, at_most: int) -> int:
-    """The size of the largest slice where rows are cut as evenly as possible into the fewest slices of ``at_most``.
+    """Return the largest slice when rows are cut as evenly as possible into the fewest slices of up to ``at_most``.
 
     >>> largest_slice(8, 5)  # 4 and 4, as many rounds as 5 and 3
     4
@@ -101,9 +101,9 @@ class Plan:
 
     @property
     def in_16_bit_bytes(self) -> int:
-        """What 4-bit weights take in 16 bit, beside themselves, while completions are sampled.  0 where they are not
-        held so: there is no room, or so few rows are multiplied with 4-bit weights.  The peak leaves it out: where
-        memory runs out, it is the first to go."""
+        """Bytes of the 16-bit copies of 4-bit weights, held while completions are sampled.  0 if none are held: there
+        is no room, or so few rows are multiplied with the 4-bit weights.  The peak leaves them out: if memory runs
+        out, they go first."""
         s, size = self.settings, 2 * self.model.checkpoint.linear_parameters
         needed = self.totals.get("generate", self.device.usable_bytes) + size + self.estimated_bytes // 2
         is_asked = s.four_bit and s.on_gpu and s.fast_sampling and self.sampled_rows > four_bit_rows(self.device)
@@ -111,13 +111,13 @@ class Plan:
 
     @property
     def estimated_bytes(self) -> int:
-        """Of the peak, what has no formula; on a GPU also a layer's activations, beside which kernels allocate."""
+        """What of the peak has no formula; on a GPU also a layer's activations, since kernels allocate more."""
         unsure = ESTIMATED | ({LAYER} if self.settings.on_gpu else set())
         return sum(size for part, size in self.phases[self.peak_phase].items() if part in unsure)
 
     @property
     def fits(self) -> Verdict:
-        """ "does not fit" above the usable memory; "tight" where estimated parts 50 % larger would not fit."""
+        """ "does not fit" above the usable memory; "tight" if it would not fit with estimated parts 50 % larger."""
         usable = self.device.usable_bytes
         if self.peak_bytes > usable:
             return "does not fit"
@@ -125,7 +125,7 @@ class Plan:
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """What would make it fit, cheapest in quality first, with the largest value that fits; empty where it fits.
+        """What would make it fit, cheapest in quality first, with the largest value that fits; empty if it fits.
 
         Until a change suffices, each is tried on top of the previous ones at their minimum; after that, only changes
         that suffice alone are listed.
@@ -137,14 +137,14 @@ class Plan:
             tried = [*smaller, *(() if changes else knobs(least)[knob])]
             fitting = first(tried, "fits") or (first(tried, "tight") if self.fits != "tight" else None)
             changes += [Change.between(knob, self, fitting)] if fitting else []
-            # Of equals the changed one: fewer completions at once may matter only together with a smaller batch.
+            # A tie goes to the changed plan: fewer completions at once may help only together with a smaller batch.
             least = min([*tried, least], key=lambda planned: planned.peak_bytes)
         return tuple(changes)
 
     @cached_property
     def seconds(self) -> dict[str, duration.Range]:
-        """Part of the run -> seconds at best and in a slow case, never timed: "load", "a step", "evaluations", and "in
-        all" where the config says ``max_steps``.  Empty with vLLM, on a CPU, on an unknown GPU."""
+        """Part of the run -> seconds at best and in the slow case, never timed: "load", "a step", "evaluations", and
+        "in all" if the config sets ``max_steps``.  Empty with vLLM, on a CPU, on an unknown GPU."""
         speed = speed_of(self.device) if self.settings.vllm_bytes is None else None
         if speed is None:
             return {}
@@ -154,7 +154,7 @@ class Plan:
         return duration.Seconds(self.model, sampled, *speed, *decoding).of_run(free)
 
     def compare(self, trainer: RLOOTrainer) -> Measured:
-        """The plan of each phase beside its measured peak, after a step at least; a CPU measures none."""
+        """Compare the plan of each phase with its measured peak, after at least one step; a CPU has none."""
         from rloo_kit.memory.meter import compare
 
         held = {"weights in 16 bit": self.in_16_bit_bytes}
@@ -163,14 +163,14 @@ class Plan:
 
     @property
     def takes(self) -> str:
-        """The peak, what is usable, and the phase."""
+        """The peak, the usable memory, and the phase."""
         scale, unit = scale_of(self.peak_bytes)
         usable = f"{self.device.usable_bytes / scale:.2f} {unit}"
         return f"{self.peak_bytes / scale:.2f} of {usable}, at its peak in {self.peak_phase}"
 
     @property
     def sliced(self) -> str:
-        """A sentence, where fewer completions are sampled at once because all would not fit; else empty."""
+        """A sentence if fewer completions are sampled at once because all would not fit; else empty."""
         rows, at_once = self.settings.batch_rows, self.sampled_rows
         if self.settings.generation_rows is not None or at_once == rows:
             return ""
@@ -246,7 +246,7 @@ class Change:
 
     Attributes:
         config, policy: arguments of ``RLOOConfig`` and of ``load_policy``, with their new values.
-        peak_bytes, fits: of the plan with the change.
+        peak_bytes, fits: as in the plan with the change.
     """
 
     knob: str
@@ -278,8 +278,8 @@ class Change:
 
 
 def knobs(p: Plan) -> dict[str, Iterable[Plan]]:
-    """Smaller plans, largest first.  Cheapest in quality first: the first three take time and leave every update as it
-    is; shorter completions may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
+    """Smaller plans by knob, largest first; cheapest knobs in quality first.  The first three take time and change no
+    update; shorter completions may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
     s, size = p.settings, p.model.checkpoint.parameters
     models = {c.parameters: c for c in CATALOGUE.values() if c.name not in FOR_CPU and c.parameters < size}
     shorter = range((s.max_completion_length - 1) // 64 * 64, 0, -64)
@@ -298,7 +298,7 @@ def knobs(p: Plan) -> dict[str, Iterable[Plan]]:
 
 
 def batch_sizes(micro: int, rows: int, per_update: int) -> dict[str, int]:
-    """Settings of micro-batches, generation batches and updates of so many completions."""
+    """Return the settings for so many completions per micro-batch, generation batch and update."""
     return {
         "per_device_train_batch_size": micro,
         "steps_per_generation": rows // micro,
@@ -319,7 +319,7 @@ def smaller_batches(planned: Plan) -> Iterator[Plan]:
 
 
 def _smaller_groups(planned: Plan) -> Iterator[Plan]:
-    """Fewer completions per prompt with the same prompts per batch, most first; K 2 is the least that RLOO has."""
+    """Fewer completions per prompt with the same prompts per batch, most first; RLOO needs a K of at least 2."""
     s = planned.settings
     batches = max(1, s.update_rows // s.batch_rows)
     for k in range(s.num_generations - 1, 1, -1):
@@ -349,18 +349,18 @@ def plan(
     evaluate: Mapping[str, Any] | None = None,
     eval_rows: int = 0,
 ) -> Plan:
-    """Add up the memory of a run, say whether it fits, and how long it may take.  A vLLM server's GPU is not counted.
+    """Add up the memory of a run, say whether it fits, and estimate its time.  A vLLM server's GPU is not counted.
 
     Args:
-        policy: a loaded policy or PEFT model, counted as it is on the device that it is loaded on; or, with nothing
-            loaded, a catalogue name, a folder of a checkpoint or an adapter, a hub id in the cache, a ``Checkpoint``.
-        config: an ``RLOOConfig``, or TRL's, or any object with such attributes; None takes the kit's defaults.
-        card: a GPU's name ("rtx 3060 12GB", "t4", "8GB"), bytes, or None for this machine: its GPU, else its CPU.
-        prompt_tokens: the longest prompt; None takes 512, or what max_seq_length leaves if that is less.
+        policy: a loaded policy or PEFT model, counted as loaded if planned for its device; or, with nothing loaded, a
+            catalogue name, a folder of a checkpoint or an adapter, a hub id in the cache, or a ``Checkpoint``.
+        config: an ``RLOOConfig``, TRL's, or any object with such attributes; None means the kit's defaults.
+        card: a GPU's name ("rtx 3060 12GB", "t4"), its memory ("8GB", bytes), or None for this machine's GPU or CPU.
+        prompt_tokens: the longest prompt; None means 512, or what max_seq_length leaves if that is less.
         lora_rank, load_in_4bit, gradient_checkpointing, full_finetuning, target_modules, fast_inference,
-            gpu_memory_utilization: as for ``load_policy``; a loaded policy says them itself.
-        evaluate: arguments of ``evaluate``, with ``n``, where it is called before and after the training.
-        eval_rows: problems of the trainer's ``eval_dataset``, where the config evaluates while it trains.
+            gpu_memory_utilization: as for ``load_policy``; a loaded policy has its own.
+        evaluate: arguments of ``evaluate``, including ``n``, if it is called before and after training.
+        eval_rows: problems in the trainer's ``eval_dataset``, if the config evaluates during training.
 
     Raises:
         ConfigError: an unknown GPU, or a length or batch out of range.
@@ -368,7 +368,7 @@ def plan(
     """
     device = device_of(card)
     loaded, checkpoint, of_adapter = policy_tensors.taken_apart(policy)
-    # On a CPU, importing unsloth settles the type it computes in.
+    # On a CPU, importing unsloth decides the dtype of its computations.
     in_float32 = not device.on_gpu and not import_unsloth().is_bfloat16_supported()
     own: dict[str, Any] = {
         "on_gpu": device.on_gpu,
@@ -391,7 +391,7 @@ def plan(
         own["vllm_bytes"] = taken
         device = replace(device, usable_bytes=device.usable_bytes - (taken or 0))
     elif loaded is policy and getattr(config, "gradient_checkpointing", False):
-        # transformers' Trainer switches it on, but for a Policy; on a GPU unsloth keeps to what it was loaded with.
+        # transformers' Trainer switches it on, except for a Policy; on a GPU unsloth keeps what was set at loading.
         own["checkpointing"] = own["checkpointing"] or True
     length = getattr(loaded, "max_seq_length", None)
     settings = replace(settings_of(config, prompt_tokens, length, evaluate, eval_rows), **own)

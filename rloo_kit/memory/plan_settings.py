@@ -1,6 +1,6 @@
 """Settings that memory, time and forward passes depend on, with their defaults.
 
-The trainer runs the passes that the plan counts.  No torch.
+The trainer runs the passes that the plan counts.  This module does not import torch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import trl
 
 PROCESSORS = {"repetition_penalty": 4, "temperature": 4, "top_k": 5, "top_p": 22, "min_p": 9}
-"""Bytes per logit that transformers' logits processors hold at their peak beside their input, in their order."""
+"""Bytes per logit that transformers' logits processors hold at their peak besides their input, in order of use."""
 
 IDLE = {"repetition_penalty": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-"""The values with which transformers leaves them out."""
+"""The values with which transformers leaves a processor out."""
 
 PLAIN = {"single_pass": False, "fast_sampling": False}  # what a plain trl.RLOOConfig means
 
@@ -45,14 +45,14 @@ class Passes:
 
 @dataclass(frozen=True)
 class Configured:
-    """Those fields of :class:`rloo_kit.RLOOConfig` that decide about memory, with its defaults."""
+    """The fields of :class:`rloo_kit.RLOOConfig` that affect memory and time, with its defaults."""
 
     num_generations: int = 4
     max_completion_length: int = 512
     per_device_train_batch_size: int = 4
     gradient_accumulation_steps: int = 2
     generation_rows: int | None = None
-    steps_per_generation: int = 2  # where it is None, gradient_accumulation_steps
+    steps_per_generation: int = 2  # None in a config means gradient_accumulation_steps
     num_iterations: int = 1
     max_steps: int = -1
     beta: float = 0.05
@@ -65,17 +65,17 @@ class Configured:
 
 @dataclass(frozen=True)
 class Settings(Configured):
-    """The configuration, and what the policy and the device say.
+    """The configuration, and what follows from the policy and the device.
 
     Attributes:
         padded: whether prompts of a batch differ in length, so that rows are padded on the left.
         groupwise: whether the advantage estimator needs one group at a time.
-        processors: those of :data:`PROCESSORS` that are switched on, in their order.
-        evaluations: how often, and arguments of ``evaluate``: before and after the training, and while it trains.
-        reference_copy: whether the reference is a second LoRA (a continued policy) or the base model.
-        dtype_bytes: of activations, cache and whatever is not quantised.
-        small_card: at most 24.5 GiB, where unsloth's head works in smaller tiles.
-        vllm_bytes: of the GPU that trains, what vLLM takes beside the trainer; None where it does not sample there.
+        processors: names from :data:`PROCESSORS` that are switched on, in order of use.
+        evaluations: how often, and arguments of ``evaluate``: before and after training, and during it.
+        reference_copy: whether the reference is a second LoRA (of a continued policy), not the base model.
+        dtype_bytes: bytes per element of activations, cache and everything that is not quantised.
+        small_card: whether the GPU has at most 24.5 GiB, so that unsloth's head works in smaller tiles.
+        vllm_bytes: what vLLM takes on the training GPU besides the trainer; None if it does not sample there.
     """
 
     prompt_tokens: int = 512
@@ -136,7 +136,7 @@ def settings_of(
     evaluate: Mapping[str, Any] | None = None,
     eval_rows: int = 0,
 ) -> Settings:
-    """What of a configuration decides about memory and time; of None, and where it is silent, the defaults.
+    """Return what of a configuration affects memory and time; None, and unset values, mean the defaults.
 
     Raises:
         ConfigError: a length or batch below 1.

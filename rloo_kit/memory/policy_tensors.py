@@ -1,4 +1,4 @@
-"""The tensors of a policy that a plan counts, of a loaded one or from its shape."""
+"""The tensors that a plan counts, read from a loaded policy or derived from a checkpoint's shape."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AnyModel: TypeAlias = "PreTrainedModel | PeftModel"
 Plannable: TypeAlias = "Policy | AnyModel | Checkpoint | str | os.PathLike[str]"
 
 KEPT_SHARE = 0.1
-"""Of the weights, what projections add that unsloth's 4-bit repositories leave in 16 bit: "below 10 %" (its README)."""
+"""Share of the weights that projections left in 16 bit add in unsloth's 4-bit repositories: "below 10 %" (README)."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Model:
     linear_bytes: int  # of the projections as stored
     rest_bytes: int  # of embedding, lm_head and norms
     lora_sizes: tuple[int, ...]  # elements of each LoRA matrix
-    kept_bytes: int = 0  # an estimate of what layers kept in 16 bit add, before it is loaded
+    kept_bytes: int = 0  # an estimate, before loading, of what layers kept in 16 bit add
     full_sizes: tuple[int, ...] = ()  # elements of each weight, where all are trained
 
 
@@ -68,14 +68,14 @@ def weight_bytes(model: torch.nn.Module) -> tuple[int, int]:
 
 
 def reference_is_base(model: torch.nn.Module) -> bool:
-    """Whether the base serves as the reference, and no copy: the LoRA is the zero map, and nothing else is trained."""
+    """Whether the base, not a copy, serves as the reference: the LoRA is the zero map, and nothing else is trained."""
     ups = [p for name, p in model.named_parameters() if ".default." in name and "lora_B" in name]
     others = any(p.requires_grad for name, p in model.named_parameters() if not is_lora(name))
     return bool(ups) and not others and not any(p.any() for p in ups)
 
 
 def loaded_model(model: AnyModel, checkpoint: Checkpoint) -> tuple[Model, dict[str, Any]]:
-    """A loaded model's real bytes, and its own settings; without a LoRA all its weights are trained."""
+    """Return a loaded model's actual bytes and its settings; without a LoRA all its weights are trained."""
     is_auto, of_unsloth = hasattr(model, "auto_checkpointing"), "_unsloth_gradient_checkpointing"
     checkpointing = "auto" if is_auto else getattr(model, of_unsloth, None)
     if checkpointing is None:
@@ -96,7 +96,7 @@ def loaded_model(model: AnyModel, checkpoint: Checkpoint) -> tuple[Model, dict[s
 def model_of(
     checkpoint: Checkpoint, lora_rank: int, four_bit: bool, dtype_bytes: int = 2, modules: Collection[str] = PROJECTIONS
 ) -> Model:
-    """A checkpoint's bytes from its shape; a rank of 0 means that all weights are trained, taken for two tensors."""
+    """Return a checkpoint's bytes from its shape; rank 0 means that all weights are trained, counted as two tensors."""
     linear, rest = checkpoint.linear_bytes(four_bit, dtype_bytes), checkpoint.rest_parameters * dtype_bytes
     kept = int(KEPT_SHARE * (linear + rest)) if four_bit and checkpoint.four_bit_repository else 0
     if not lora_rank:
@@ -109,7 +109,7 @@ def model_of(
 
 
 def taken_apart(policy: Plannable) -> tuple[AnyModel | None, Checkpoint, dict[str, Any]]:
-    """The model, where one is loaded; the shape; and the settings that a saved adapter brings along.
+    """Return the loaded model or None, the checkpoint's shape, and the settings of a saved adapter.
 
     Raises:
         PolicyNotFoundError: a name without a known shape.
@@ -137,12 +137,12 @@ def taken_apart(policy: Plannable) -> tuple[AnyModel | None, Checkpoint, dict[st
 
 
 def _public(name: str) -> str:
-    """A folder by its name: tables are stored with notebooks, and paths are private."""
+    """Return a folder's name without its path: tables are stored in notebooks, and paths are private."""
     return Path(name).name if Path(name).is_dir() else name
 
 
 def checkpoint_of(name: str) -> Checkpoint:
-    """The shape behind a name: the catalogue, a folder, or the hub's cache."""
+    """Return the shape behind a name, from the catalogue, a folder, or the hub's cache."""
     if (known := models.of_base(name)) is not None:
         return known if known.name in models.CATALOGUE else replace(known, name=_public(known.name))
     if Path(name, "config.json").is_file() or ("/" in name and not Path(name).is_dir()):
