@@ -1,6 +1,6 @@
 """Output while a run trains: a line per batch, a picture, and symptoms.
 
-Each speaks on the main process, and changes no setting.
+Each callback writes on the main process only, and changes no setting.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class HealthCallback(TrainerCallback):
 
     Args:
         on_unhealthy: "warn" prints; "stop" prints, saves a checkpoint and ends the training; a callable gets the
-            :class:`Finding` instead of the print, on the main process.  None takes the config's ``on_unhealthy``,
+            :class:`Finding` instead of the print, on the main process.  None means the config's ``on_unhealthy``,
             or "warn".
-        judges: what reward functions judge, by metric name, as for :func:`rloo_kit.diagnose`; ``judged_by`` gives it.
+        judges: what reward functions judge, by metric name, as for :func:`rloo_kit.diagnose`; see ``judged_by``.
 
     Raises:
-        ConfigError: another value.
+        ConfigError: ``on_unhealthy`` is anything else.
     """
 
     def __init__(self, on_unhealthy: OnUnhealthy | None = None, judges: Mapping[str, Judges] | None = None) -> None:
@@ -52,11 +52,11 @@ class HealthCallback(TrainerCallback):
         self.on_unhealthy, self.judges, self._episodes = on_unhealthy, judges, Episodes()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look at what a resumed run has logged before, so that nothing is said twice."""
+        """Read what a resumed run has already logged, so that no symptom is reported twice."""
         self._episodes = Episodes(self._log(args, state))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Look at the log so far, and speak where an episode begins."""
+        """Look at the log so far, and report each episode that begins."""
         if not logs or "grad_norm" not in logs or not (log := self._log(args, state)):
             return
         handler = self.on_unhealthy or getattr(args, "on_unhealthy", "warn")
@@ -84,7 +84,7 @@ COLUMNS = (
     ("cut", "completions/clipped_ratio", 5, ".0%"),
     ("s/step", "step_time", 7, ".1f"),
 )
-"""What a line shows; docs/reading-a-run.md explains it."""
+"""The columns of a line; docs/reading-a-run.md explains them."""
 
 EVALUATION = {
     "eval_reward": "reward {:+.3f}",
@@ -100,7 +100,7 @@ def header(max_steps: int = 0) -> str:
 
 
 def line(step: int, max_steps: int, logs: Logs, seconds_left: float | None) -> str:
-    """One step's figures, as wide as :func:`header`; a dash where there is no figure."""
+    """Format one step's figures, as wide as :func:`header`, with a dash for a missing figure."""
     cells = [f"{_figure(logs.get(metric), width, style):>{width}}" for _, metric, width, style in COLUMNS]
     left = "-" if seconds_left is None else clock(seconds_left)
     return f"{f'{step}/{max_steps}':>{_step_width(max_steps)}}{''.join(cells)}{left:>8}"
@@ -111,7 +111,7 @@ def _step_width(max_steps: int) -> int:
 
 
 def _figure(value: float | None, width: int, style: str) -> str:
-    """A figure with a blank before it, which costs decimals where the figure is large."""
+    """Format a figure with room for a blank before it; a large figure loses decimals."""
     if value is None:
         return "-"
     texts = [format(value, spec) for spec in (style, *(style[:-2] + end for end in ("2f", "0f", "0e")))]
@@ -119,7 +119,7 @@ def _figure(value: float | None, width: int, style: str) -> str:
 
 
 def evaluation_line(step: int, logs: Logs) -> str:
-    """An evaluation's figures; the name of its dataset where a run has several."""
+    """Format an evaluation's figures, with the name of its dataset if the run has several."""
     timed = next((key for key in logs if key.endswith("_runtime")), "eval_runtime")
     name = timed.removeprefix("eval_").removesuffix("runtime").strip("_")
     figures = [text.format(logs[metric]) for metric, text in EVALUATION.items() if logs.get(metric) is not None]
@@ -135,7 +135,7 @@ class ProgressCallback(TrainerCallback):
             output.say(header(state.max_steps))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Print a line for a step that sampled, or an evaluation; none for the end."""
+        """Print a line for a step that sampled or for an evaluation, but none at the end of training."""
         if not state.is_world_process_zero or not logs:
             return
         if "eval_reward" in logs:
@@ -144,7 +144,7 @@ class ProgressCallback(TrainerCallback):
             done, to_do = state.global_step - self._first_step, max(0, state.max_steps - state.global_step)
             pace = (time.monotonic() - self._started) / done if done else None
             if "reward" not in logs:
-                self._pace = pace  # of whole batches, whose further updates are the cheap part
+                self._pace = pace  # over whole batches: a batch's further updates are the cheap part
                 return
             pace = self._pace or pace
             output.say(line(state.global_step, state.max_steps, logs, pace and pace * to_do))

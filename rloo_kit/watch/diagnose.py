@@ -1,6 +1,6 @@
-"""Diagnose a run from its log afterwards: of the kit's runs, and of plain TRL's and unsloth's.
+"""Diagnose a run from its log: a run of the kit, of plain TRL or of unsloth.
 
-Of every run, sick or not, a report has what was sampled for nothing and how wide chance is.
+Every report, healthy or not, says what was sampled for nothing and how far chance alone moves the reward.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIGURES = (
     *("reward", "reward_std", "zero_variance_groups", "frac_reward_zero_std", "kl", "entropy"),
     *("completions/mean_length", "completions/clipped_ratio", "grad_norm"),
 )
-"""What a report shows of a run, followed by the mean of each reward function."""
+"""Metrics that a report shows, followed by the mean of each reward function."""
 
 
 def clock(seconds: float) -> str:
@@ -45,19 +45,19 @@ class Diagnosis:
     first_step: int
     last_step: int
     figures: dict[str, tuple[float, float]]  # metric: its mean over the first and over the last entries
-    zero_variance_share: float = math.nan  # of groups, which gave no gradient; NaN where the log has none
-    notes: tuple[str, ...] = ()  # on what was sampled for nothing, how wide chance is, and what was assumed
+    zero_variance_share: float = math.nan  # share of groups, which gave no gradient; NaN if not logged
+    notes: tuple[str, ...] = ()  # on what was sampled for nothing, the effect of chance, and what was assumed
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing was found; in a run of few steps also where nothing was learned."""
+        """Whether nothing was found; a short run is healthy even if nothing was learned."""
         return not self.findings
 
     def __str__(self) -> str:
         head = "healthy: nothing found"
         if self.findings:
             head = f"{len(self.findings)} finding{'s' if len(self.findings) > 1 else ''}"
-        elif self.zero_variance_share == 1:  # a constant reward is known as one after more steps
+        elif self.zero_variance_share == 1:  # a reward is called constant only after more steps
             head = "nothing learned, and too few steps to say why: every reward of a group was equal"
         elif self.last_step - self.first_step < FEW_STEPS - 1:
             head = f"nothing found, and fewer than {FEW_STEPS} steps show little"
@@ -83,20 +83,20 @@ class Diagnosis:
 def diagnose(
     trainer_or_log: Source, judges: Mapping[str, Judges] | None = None, held_out: int | None = None
 ) -> Diagnosis:
-    """Find the symptoms of a run, with figures; where nothing was learned, how small a gain could
+    """Find the symptoms of a run, with figures; if nothing was learned, say how small a gain could
     have been seen.
 
     Args:
-        trainer_or_log: a trainer of the kit's, TRL's or unsloth's; its log history; a ``trainer_state.json``;
-            or the folder of a run or a checkpoint.  With a trainer, or beside a checkpoint of the kit's, the number of
-            completions and the weights of its rewards are known, so more can be told, and earlier.
+        trainer_or_log: a trainer (the kit's, TRL's or unsloth's), its log history, a ``trainer_state.json``, or the
+            folder of a run or a checkpoint.  A trainer or a checkpoint of the kit also gives the number of
+            completions and the reward weights, so that more symptoms are found, and earlier.
         judges: what reward functions judge, by their names in the log: ``{"correct": "answer", "format": "form"}``.
-            A trainer's say it themselves, by their attribute ``judges``.  Without it, "format without answers" and
+            A trainer's functions say it in their attribute ``judges``.  Without it, "format without answers" and
             "length hacking" are not looked for.
-        held_out: on how many problems the policy is evaluated; by default those of the trainer's ``eval_dataset``.
+        held_out: how many problems the policy is evaluated on; None means those of the trainer's ``eval_dataset``.
 
     Raises:
-        ConfigError: there is no training step in it, or ``judges`` names no reward function of the log.
+        ConfigError: the log has no training step, or ``judges`` does not fit its reward functions.
     """
     run = read_run(trainer_or_log, "diagnose", judges)
     log = run.log
@@ -123,7 +123,7 @@ def diagnose(
 
 
 def notes_on(log: Log) -> Iterator[str]:
-    """What a report says of a run, sick or not: its zero-variance groups, and how wide chance is."""
+    """Say of every run, healthy or not, what its zero-variance groups cost and how far chance moves the reward."""
     if log.values(ZERO_VARIANCE).size:
         share, step_time = column(log.entries, ZERO_VARIANCE), column(log.entries, "step_time")
         seconds = step_time * log.stride * log.known.updates
@@ -144,12 +144,12 @@ def notes_on(log: Log) -> Iterator[str]:
         yield f"{fell}, {-fall.sigmas:.1f} standard errors: {kind}; a collapse is {COLLAPSE_SURE:.1f}"
 
 
-# What a two-sided test at 5 % finds in four of five cases, a power of 80 %, in standard errors: 1.96 and 0.84.
+# Standard errors for a two-sided test at 5 %, 1.96, and for a power of 80 %, 0.84: it finds four cases of five.
 TWO_SIDED, POWER = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.8)
 
 
 def _power(log: Log, held_out: int | None) -> Iterator[str]:
-    """Where the reward has not changed for sure: how small a gain the run, and its held-out problems, would show."""
+    """If the reward has not surely changed, say how small a gain the run and its held-out problems would show."""
     third = max(1, len(log) // 3)
     before, after = log[:third], log[-third:]
     rise = log.change("reward", before, after)
@@ -167,17 +167,17 @@ def _power(log: Log, held_out: int | None) -> Iterator[str]:
 
 
 def smallest_gain(problems: int, accuracy: float = 0.5, alike: float = 0.0) -> float:
-    """The smallest gain in accuracy that so many problems show, each answered once before training and once after.
+    """Return the smallest accuracy gain that so many problems show, each answered once before and once after training.
 
-    McNemar's test, where a share psi of the answers differs, needs n = ((1.96 sqrt(psi) + 0.84 sqrt(psi - gain^2)) /
-    gain)^2 problems (Connor 1987, Biometrics 43, 207).  With answers to one problem that correlate by ``alike`` psi is
-    (p (1 - q) + q (1 - p)) (1 - alike), for an accuracy of p before and q after; 0 compares two sets of problems.
+    McNemar's test, if a share psi of the answers differs, needs n = ((1.96 sqrt(psi) + 0.84 sqrt(psi - gain^2)) /
+    gain)^2 problems (Connor 1987, Biometrics 43, 207).  If answers to one problem correlate by ``alike``, psi is
+    (p (1 - q) + q (1 - p)) (1 - alike), for accuracies p before and q after; 0 compares two sets of problems.
 
     >>> round(smallest_gain(200), 2), round(smallest_gain(200, alike=0.3), 2), round(smallest_gain(1319), 2)
     (0.14, 0.12, 0.05)
     """
     gain = 0.0
-    for _ in range(20):  # a fixed point: the gain stands on both sides
+    for _ in range(20):  # a fixed point: the gain is on both sides
         after = accuracy + gain
         psi = (accuracy * (1 - after) + after * (1 - accuracy)) * (1 - alike)
         needed = TWO_SIDED * math.sqrt(psi) + POWER * math.sqrt(max(0.0, psi - gain**2))

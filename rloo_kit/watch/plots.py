@@ -1,4 +1,4 @@
-"""Pictures of a run: three panels that read at a glance, in grey and on a small screen, and the same as lines of text.
+"""Pictures of a run: three panels, legible at a glance, in grey and on a small screen, and the same as lines of text.
 
 A curve whose metric is missing is left out.
 """
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 PICTURE = "training.png"
 CAPTION = "<picture of a run>"
-"""What a figure is as plain text.  It never changes, so that a stored notebook compares equal."""
+"""A figure's plain-text form.  It never changes, so that a stored notebook compares equal."""
 WIDTH_INCHES, HEIGHT_INCHES = 7.0, 2.1  # of the figure, and of a panel
 
 BLUE, RED, SKY, GREEN, PINK, ORANGE = "#0072B2", "#D55E00", "#56B4E9", "#009E73", "#CC79A7", "#E69F00"
-"""By Okabe and Ito (2002), Color Universal Design: all common kinds of colour blindness tell them apart."""
+"""Okabe and Ito's colours (2002, Color Universal Design): distinct under all common kinds of colour blindness."""
 
-POINTS = "none"  # only marks, for the held-out rewards of a run that evaluates
+POINTS = "none"  # marks without a line, for the held-out rewards of a run that evaluates
 
 CURVES = (
-    # metric, panel, unit, label, colour, dash; the terms of the reward stand behind it
+    # metric, panel, unit, label, colour, dash; the reward's terms are drawn right after it
     ("reward", "Reward", "reward", "mean reward", BLUE, "-"),
     ("eval_reward", "Reward", "reward", "held out", "black", POINTS),
     (ZERO_VARIANCE, "Lost samples", "%", "zero-variance groups", "black", "-"),
@@ -49,9 +49,9 @@ TERMS = ((RED, "--"), (ORANGE, ":"), (SKY, "-."), (GREEN, "--"), (PINK, ":"))
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric by optimizer step, in its panel's unit: the entries that have a finite figure, which a line joins.
+    """One metric by optimizer step, in its panel's unit: the entries with a finite figure, joined by a line.
 
-    A step whose groups are all without variance, for example, has no entropy.
+    For example, a step with only zero-variance groups has no entropy.
     """
 
     panel: str
@@ -64,12 +64,12 @@ class Curve:
 
     @property
     def window(self) -> int:
-        """How many entries a running mean is of: a tenth of the run, odd; 1 in a short run."""
+        """Entries in a running mean: a tenth of the run, odd; 1 in a short run."""
         return len(self.values) // 20 * 2 + 1
 
     @property
     def means(self) -> Figures:
-        """The running mean of the figures around each one, fewer at the ends."""
+        """The running mean of the figures around each figure, of fewer at the ends."""
         ones, inside = np.ones(self.window), slice(self.window // 2, self.window // 2 + len(self.values))
         counts = np.convolve(np.ones_like(self.values), ones)[inside]
         return np.convolve(self.values, ones)[inside] / counts
@@ -86,14 +86,14 @@ class Curve:
 def plot(source: Source, path: str | os.PathLike[str] | None = None) -> Figure:
     """Draw a run in one figure: reward and its terms, zero-variance groups and truncation, entropy and KL.
 
-    A thick line is the running mean over a tenth of the run, a light one each logged step; the band is what chance
-    alone does to that mean, two standard errors to both sides.  Above stands what :func:`rloo_kit.diagnose` finds, and
-    its steps are shaded.  ``print(plot(...))`` gives the ends of each curve as text, and the length's.
+    A thick line is the running mean over a tenth of the run, a light line the logged steps; the band shows what chance
+    alone does to that mean, two standard errors either way.  The title says what :func:`rloo_kit.diagnose` finds,
+    and those steps are shaded.  ``print(plot(...))`` gives the ends of each curve and of the length as text.
 
     Args:
-        source: a trainer (ours, TRL's or unsloth's), its log history, a ``trainer_state.json``, or the folder
-            of a run or of a checkpoint.
-        path: where to save the PNG; None saves it as ``training.png`` in the run's folder, where there is one.
+        source: a trainer (the kit's, TRL's or unsloth's), its log history, a ``trainer_state.json``, or the folder
+            of a run or checkpoint.
+        path: where to save the PNG; None means ``training.png`` in the run's folder, if there is one.
 
     Raises:
         ConfigError: there is no training step to plot, or no log where ``source`` points.
@@ -111,14 +111,14 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def as_text(history: Sequence[Entry]) -> str:
-    """What is drawn of a log history, and the length, as a line per curve: where it starts and ends, and its unit."""
+    """Write each curve of a log history, and the length, as a line: where it starts and ends, and its unit."""
     rows = [(shortened(curve.label), curve.ends, curve.unit.strip("%")) for curve in curves(history, AS_TEXT)]
     width = max(len(label) for label, _, _ in rows)
     return "\n".join(f"{label:<{width}}  {ends:<15}  {unit}".rstrip() for label, ends, unit in rows)
 
 
 def curves(history: Sequence[Entry], table: Sequence[tuple[str, ...]] = CURVES) -> list[Curve]:
-    """What a ``trainer.state.log_history`` has to show, in reading order.
+    """Return the curves of a ``trainer.state.log_history``, in reading order.
 
     Raises:
         ConfigError: it has nothing that could be drawn.
@@ -143,16 +143,16 @@ def _curve(
 ) -> list[Curve]:
     values = column(entries, metric) * (100 if unit == "%" else 1)
     if metric == ZERO_VARIANCE and not any("zero_variance_groups" in entry for entry in entries):
-        label += ", by TRL's count"  # after the KL term
+        label += ", by TRL's count"  # which comes after the KL term
     known = np.flatnonzero(~np.isnan(values))
     steps = np.array([entries[i]["step"] for i in known.tolist()])
     return [Curve(panel, unit, label, colour, dash, steps, values[known])] if known.size else []
 
 
 def _terms(entries: Sequence[Entry], total: Curve) -> list[Curve]:
-    """Each reward function's mean, unweighted; none for a single one that is the reward.
+    """Return each reward function's unweighted mean; none if the only function is the reward itself.
 
-    One of another size, such as a length that is only measured, is divided by a power of ten.
+    A mean of another size, such as a length that is only measured, is divided by a power of ten.
     """
     terms: list[Curve] = []
     for name in Log(entries).names:
@@ -168,7 +168,7 @@ def _terms(entries: Sequence[Entry], total: Curve) -> list[Curve]:
 
 
 def draw(history: Sequence[Entry], known: Known | None = None, findings: Sequence[Finding] | None = None) -> Figure:
-    """The figure of a log history, saved nowhere; without ``findings`` nothing is said of them."""
+    """Draw the figure of a log history without saving it.  None for ``findings`` leaves out title and shading."""
     shown, log = curves(history), Log(rounds(history), known or Known())
     panels = {curve.panel: [other for other in shown if other.panel == curve.panel] for curve in shown}
     size = (WIDTH_INCHES, HEIGHT_INCHES * len(panels) + 0.3 * (findings is not None))
@@ -212,7 +212,7 @@ def _draw_panel(axis: Axes, panel: Sequence[Curve], log: Log) -> None:
     if unit == "%":
         axis.set_ylim(-4, 104)  # a line at 0 or 100 stays clear of the frame
     elif unit != "reward":
-        axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))  # so that what is near 0 looks so
+        axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))  # so that values near 0 look near 0
     axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     axis.tick_params(labelsize=8)
     axis.grid(axis="y", color="0.92", linewidth=0.6)

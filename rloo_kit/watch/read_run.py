@@ -1,6 +1,6 @@
-"""Read a run from a trainer or a folder: its log, its settings and its files, of the kit's, of plain TRL or of unsloth.
+"""Read a run of the kit, of plain TRL or of unsloth: its log, its settings and its files.
 
-From a trainer, its log history, a file, or a folder of checkpoints.  Nothing here writes, moves or deletes.
+It is read from a trainer, a log history, a file, or a folder of checkpoints.  Nothing here writes, moves or deletes.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ MANIFEST = "rloo_kit_manifest.json"
 NAME = re.compile(r"checkpoint-(\d+)")
 
 RECIPE = "_run.json"  # what a run of the kit's was started with; rloo_kit.train.run_record writes it
-NOTEBOOK = "notebook.py"  # in it, the file of functions that were written in a notebook
+NOTEBOOK = "notebook.py"  # stands in RECIPE for the file of functions that were written in a notebook
 
 UNREADABLE = (OSError, ValueError, TypeError, KeyError)
-"""What reading a JSON file raises where it is not there, was cut off, or is something else."""
+"""What reading a JSON file raises if it is missing, cut off, or something else."""
 
 
 Source: TypeAlias = "trl.RLOOTrainer | Sequence[Entry] | str | os.PathLike[str]"
-"""A run: its trainer, the kit's, TRL's or unsloth's; the trainer's ``state.log_history``; a ``trainer_state.json``, or
-the folder of a run or of a checkpoint."""
+"""A run: its trainer (the kit's, TRL's or unsloth's), the trainer's ``state.log_history``, a ``trainer_state.json``, or
+the folder of a run or checkpoint."""
 
 
 class Run(NamedTuple):
-    history: Sequence[Entry]  # evaluations too
+    history: Sequence[Entry]  # including evaluations
     log: Log  # its training steps, with what is known of them
     folder: Path | None
     assumed: str  # what was guessed from the log, for the report; empty where the settings are known
@@ -47,7 +47,7 @@ class Run(NamedTuple):
 def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = None) -> Run:
     """Read a run; errors name the ``caller``.  ``judges`` adds to what a trainer's reward functions say themselves.
 
-    The state is in the folder of the kit's runs once training has ended, and in checkpoints: the latest is read.
+    A run of the kit has its state in its checkpoints and, once training has ended, in its folder; the latest is read.
     """
     history: Any = source
     folder, where, settings = None, caller, None
@@ -56,7 +56,7 @@ def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = 
         folder = place if place.is_dir() else place.parent
         whole = (path for path in reversed(checkpoints(folder)) if saved_step(path) == step_of(path))
         newest = next(whole, folder)
-        # Of another's run checkpoints may be an earlier run's, which only the kit sets aside.
+        # Only the kit sets an earlier run's checkpoints aside; beside another trainer's state they may be left over.
         places = (folder, newest) if (folder / RECIPE).is_file() or not (folder / STATE).is_file() else (folder,)
         latest = max(places, key=lambda path: saved_step(path) or 0)
         file = latest / STATE if place.is_dir() else place
@@ -81,7 +81,7 @@ def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = 
             todo=f"pass a trainer, its state.log_history, a {STATE} or the run's folder",
         )
     if len({frozenset(entry) for entry in history}) == 1 and "train_runtime" in history[0]:
-        # A table of pandas' has every metric in every row: NaN where it was not logged.
+        # A pandas table has every metric in every row, NaN if it was not logged.
         history = [{name: value for name, value in entry.items() if value == value} for entry in history]
     # A log that was put together by hand may leave the step out.
     history = [{"step": place, **entry} for place, entry in enumerate(history, 1)]
@@ -99,19 +99,19 @@ def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = 
 
 
 def judged_by(reward_funcs: Sequence[object], names: Sequence[str] | None = None) -> dict[str, Judges]:
-    """What reward functions say that they judge, by their attribute ``judges``: metric name -> "answer", "form" or
-    "length".  ``names`` are a trainer's ``reward_func_names``; by default the functions' own."""
+    """Metric name -> "answer", "form" or "length": what each reward function's attribute ``judges`` says it judges.
+    ``names`` are a trainer's ``reward_func_names``; None means the functions' own."""
     names = names or [reward_name(function) for function in reward_funcs]  # type: ignore[arg-type]
     judged = zip(names, map(judges_of, reward_funcs), strict=True)
     return {name: what for name, what in judged if what}
 
 
 def _settings(run: Any) -> Any | None:
-    """The config of a run of the kit's, by its checkpoint's manifest; None without one that can be read.
+    """Return the config of a run of the kit from what its manifest records; None if it cannot be read.
 
-    How many processes there were is not written down, and is taken for 1.
+    The number of processes is not recorded, and is assumed to be 1.
     """
-    with contextlib.suppress(*UNREADABLE, AttributeError, IndexError):  # of another release, or none
+    with contextlib.suppress(*UNREADABLE, AttributeError, IndexError):  # a manifest of another release, or none
         config = SimpleNamespace(**{"num_iterations": 1, "steps_per_generation": None, **run["settings"]})
         batches = config.steps_per_generation or config.gradient_accumulation_steps
         config.generation_batch_size = config.per_device_train_batch_size * batches
@@ -122,20 +122,20 @@ def _settings(run: Any) -> Any | None:
 
 
 def checkpoints(output_dir: str | Path) -> list[Path]:
-    """Whatever has a checkpoint's exact name, by step: folders, whole or not, and what else is called so."""
+    """Return all paths with a checkpoint's exact name, by step: folders, complete or not, and files of that name."""
     with contextlib.suppress(OSError):
         return sorted((path for path in Path(output_dir).iterdir() if NAME.fullmatch(path.name)), key=step_of)
     return []
 
 
 def step_of(folder: Path) -> int:
-    """The step in a checkpoint's name, or, in a folder of another name, that of its state; 0 without one."""
+    """Return the step in a checkpoint's name or, for another name, the step in its state; 0 if it has none."""
     named = NAME.fullmatch(folder.name)
     return int(named[1]) if named else saved_step(folder) or 0
 
 
 def saved_step(folder: Path) -> int | None:
-    """The step of a checkpoint's state, or None where there is no readable one."""
+    """Return the step in a checkpoint's state; None if no state can be read."""
     try:
         return int(json.loads((folder / STATE).read_text(encoding="utf-8"))["global_step"])
     except UNREADABLE:
@@ -143,7 +143,7 @@ def saved_step(folder: Path) -> int | None:
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """What a checkpoint's manifest says beside its files; empty where it has none that can be read."""
+    """Return a checkpoint's manifest without its list of files; empty if no manifest can be read."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         return {name: value for name, value in manifest.items() if name != "files"}

@@ -1,7 +1,7 @@
 """Statistics of a run's log: means over windows of steps, spreads, and their standard errors.
 
-A log is ``state.log_history`` of a TRL trainer, the kit's and unsloth's included; :class:`Known` has what it does not
-say.  Nothing is judged here.
+A log is the ``state.log_history`` of a TRL trainer, including the kit's and unsloth's; :class:`Known` has what the log
+does not say.  Nothing is judged here.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from rewards.trl_interface import Judges
 
 Entry = dict[str, Any]
-"""Of ``log_history``: "step" and the metrics, each a float, or None where it does not apply."""
+"""An entry of ``log_history``: "step" and the metrics, each a float, or None if it does not apply."""
 
 Figures = npt.NDArray[np.float64]
 RATIO = "clip_ratio/region_mean"
 CUT_SHARE = "completions/clipped_ratio"
 ZERO_VARIANCE = "share of zero-variance groups"
 
-WINDOW = 5  # log entries that stand for "now": at 8 completions each, 40, which give a share to within +-0.15
+WINDOW = 5  # log entries that stand for "now": 40 completions at 8 each, which give a share to within +-0.15
 MEMORY = 100  # entries that a rule looks back
-LONG = 20  # entries from which a step-to-step noise is known to +-20 % (von Neumann et al. 1941)
+LONG = 20  # entries from which on step-to-step noise is known to +-20 % (von Neumann et al. 1941)
 STEADY = 1.2  # largest over smallest E[r^2] / E[r] up to which a reward is taken to be 0 or one value
-COMPLETIONS = 8  # per step where nothing tells: the default of TRL (8), unsloth (4 x 2) and the kit (4 x 2)
+COMPLETIONS = 8  # per step, if unknown: the default of TRL (8), unsloth (4 x 2) and the kit (4 x 2)
 
 ALIKE = 0.3
-"""Correlation of the rewards of one prompt's completions, since prompts differ in difficulty.  K of them then
-weigh as K / (1 + (K - 1) x 0.3) independent ones (Kish 1965, design effect)."""
+"""Correlation of the rewards of one prompt's completions, since prompts differ in difficulty.  K completions then
+count as K / (1 + (K - 1) x 0.3) independent ones (Kish 1965, design effect)."""
 
 ANSWERS = (
     *("accuracy_reward", "reasoning_accuracy_reward"),  # trl.rewards and open-r1
@@ -46,10 +46,10 @@ ANSWERS = (
 
 
 def rounds(history: Iterable[Entry]) -> list[Entry]:
-    """One entry per batch of completions; those without a score count where the run has no others.
+    """Return one entry per batch of completions; unscored batches count only if the run has no others.
 
-    Further updates on a batch (``num_iterations``) log no reward.  The batch's entry takes the highest of their clip
-    ratios, the only ones that are not 0, and the mean time of a step.
+    Further updates on a batch (``num_iterations``) log no reward.  Only their clip ratios are not 0; the batch's entry
+    takes the highest of them, and the mean step time.
     """
     batches: list[list[Entry]] = []
     for entry in history:
@@ -86,9 +86,9 @@ def _zero_variance(entry: Entry) -> float | None:
 
 
 def column(entries: Sequence[Entry], metric: str) -> Figures:
-    """(entries,) a metric, NaN where it is missing or not finite; ZERO_VARIANCE is the kit's count, or TRL's."""
+    """Return a metric, (entries,), NaN where missing or not finite; ZERO_VARIANCE is the kit's count, else TRL's."""
     values: list[float | None] = [entry.get(metric) for entry in entries]
-    if metric == ZERO_VARIANCE:  # TRL counts after the KL term, by which rewards differ
+    if metric == ZERO_VARIANCE:  # TRL counts after the KL term, which makes rewards differ
         values = [1.0 if entry.get("reward_std") == 0.0 else _zero_variance(entry) for entry in entries]
     figures = np.array(values, dtype=np.float64)
     figures[np.isinf(figures)] = math.nan
@@ -99,17 +99,17 @@ def column(entries: Sequence[Entry], metric: str) -> Figures:
 class Known:
     """What is known of a run besides its log."""
 
-    completions: int = COMPLETIONS  # per update, or per generation batch where that is more
+    completions: int = COMPLETIONS  # per update, or per generation batch if that is more
     groups: int = 1  # likewise
     weights: tuple[float, ...] | None = None  # of the reward functions, in the log's order
     args: trl.RLOOConfig | None = None
     updates: int = 1  # per generation batch: num_iterations, steps_per_generation
-    batches: int = 1  # generation batches per update; a reward's logged spread is that within one
+    batches: int = 1  # generation batches per update; a reward's logged spread is the spread within one
     judges: Mapping[str, Judges] = field(default_factory=dict)  # by metric name
 
     @classmethod
     def of(cls, args: trl.RLOOConfig, judges: Mapping[str, Judges] | None = None) -> Known:
-        """From the config of a TRL trainer."""
+        """Take what is known from the config of a TRL trainer."""
         step = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
         completions = max(step, args.generation_batch_size or 0)
         return cls(
@@ -124,8 +124,8 @@ class Known:
 
     @classmethod
     def guessed(cls, entries: Sequence[Entry], judges: Mapping[str, Judges] | None = None) -> Known:
-        """From a log alone: the groups, up to 32, of which each zero-variance share is a whole number, and the
-        completions that the spread of a reward of 0 or one value tells, else 8, two or more in each group."""
+        """Guess from a log alone: the fewest groups, up to 32, for which every zero-variance share is a whole number of
+        groups, and completions from the spread of a reward of 0 or one value, else 8 or, if more, two per group."""
         shares = np.array([_zero_variance(entry) or 0.0 for entry in entries])
         fits = (n for n in range(1, 33) if np.all(abs(n * shares - np.round(n * shares)) < 1e-3 * n))
         # A mean over several batches has shares that fit several times as many groups.
@@ -138,15 +138,15 @@ class Known:
 
     @property
     def alike(self) -> float:
-        """The design effect: completions of a prompt for each independent one."""
+        """The design effect: how many completions of a prompt count as one independent completion."""
         return 1 + (self.completions / self.groups - 1) * ALIKE
 
 
 def _completions_of(entries: Sequence[Entry]) -> int | None:
-    """Completions per entry, by a reward of 0 or one value c; None where no reward is of that kind.
+    """Infer completions per entry from a reward of 0 or one value c; None if no reward is of that kind.
 
-    Of n completions a share p has the mean m = p c and the sample variance s^2 = n / (n - 1) p (1 - p) c^2, so that
-    s^2 / m = n / (n - 1) (c - m): a straight line over the entries, whose slope gives n.
+    If a share p of n completions is paid, the mean is m = p c and the sample variance s^2 = n / (n - 1) p (1 - p) c^2,
+    so that s^2 / m = n / (n - 1) (c - m): a straight line over the entries, whose slope gives n.
     """
     for reward in ("reward", *map(term, term_names(entries[-1]))):
         mean, spread = column(entries, reward), column(entries, _spread_name(reward))
@@ -170,7 +170,7 @@ class Change(NamedTuple):
 
     @property
     def sigmas(self) -> float:
-        """After - before in standard errors: infinite without any noise, and 0 where it is a rounding error."""
+        """After minus before in standard errors: infinite without noise, and 0 if the change is a rounding error."""
         if math.isclose(self.before, self.after, abs_tol=1e-9):
             return 0.0
         gain = self.after - self.before
@@ -182,7 +182,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """Entries of training steps, oldest first, of :func:`rounds`; a slice of it is a window, a ``Log`` too."""
+    """Entries of training steps from :func:`rounds`, oldest first; a slice of a log is a window, also a ``Log``."""
 
     entries: Sequence[Entry]
     known: Known = field(default_factory=Known)
@@ -200,7 +200,7 @@ class Log:
 
     @property
     def stride(self) -> int:
-        """Generation batches per entry, which is the mean of all since the one before (``logging_steps``)."""
+        """Generation batches per entry; an entry is the mean of all since the previous entry (``logging_steps``)."""
         steps = self.entries[1]["step"] - self.entries[0]["step"] if len(self) > 1 else 1
         return max(1, steps // self.known.updates)
 
@@ -210,7 +210,7 @@ class Log:
 
     @property
     def independent(self) -> float:
-        """How many independent completions these entries' are worth; see :data:`ALIKE`."""
+        """How many independent completions the completions of these entries are worth; see :data:`ALIKE`."""
         return self.completions / self.known.alike
 
     @property
@@ -222,12 +222,12 @@ class Log:
         return figures[~np.isnan(figures)]
 
     def mean(self, metric: str) -> float:
-        """A metric's mean; NaN where it was not logged, which is neither above nor below any threshold."""
+        """A metric's mean; NaN if it was not logged, which is neither above nor below any threshold."""
         values = self.values(metric)
         return float(values.mean()) if values.size else math.nan
 
     def spread(self, reward: str) -> float:
-        """Standard deviation of a reward's single completions within a generation batch; NaN where none is logged."""
+        """Standard deviation of a reward over the completions of a generation batch; NaN if none is logged."""
         values = self.values(_spread_name(reward))
         return math.sqrt(values.dot(values) / values.size) if values.size else math.nan
 
@@ -239,11 +239,11 @@ class Log:
         return self[best : best + count]
 
     def error(self, metric: str, window: Log) -> float:
-        """Standard error of a metric's mean over a window, by the spread of completions or, where that is larger, by
-        the median difference of neighbours, which no trend and no single jump changes.
+        """Standard error of a metric's mean over a window, from the spread of completions or, if larger, from the
+        median difference of neighbouring entries, which a trend or a single jump does not change.
 
-        A reward that is low by chance has a low spread too, so the whole log's counts where it is larger.  Of n
-        completions that weigh as n / a, (n - a) / (n - 1) of the variance is within their batch.
+        A reward that is low by chance has a low spread too, so the spread of the last MEMORY entries counts if larger.
+        If n completions count as n / a independent ones, (n - a) / (n - 1) of the variance is within their batch.
         """
         size = self.known.completions / self.known.batches
         whole = math.sqrt((size - 1) / (size - self.known.alike))
@@ -253,12 +253,12 @@ class Log:
         return max(float(spread) / math.sqrt(window.independent), noise / math.sqrt(len(window)))
 
     def change(self, metric: str, before: Log, after: Log) -> Change:
-        """A metric's mean in two windows of this log."""
+        """Compare a metric's mean in two windows of this log."""
         error = math.hypot(self.error(metric, before), self.error(metric, after))
         return Change(before.mean(metric), after.mean(metric), error)
 
     def now(self, setting: str) -> str:
-        """``(now 0.001)`` after a setting's name, where its value is known."""
+        """``(now 0.001)``, to follow a setting's name; empty if its value is not known."""
         rate = self.entries[-1].get("learning_rate") if setting == "learning_rate" else None
         value = rate if rate is not None else getattr(self.known.args, setting, None)
         return "" if value is None else f" (now {value:g})"
@@ -268,8 +268,8 @@ class Log:
         return term_names(self.entries[-1])
 
     def weights(self) -> dict[str, float]:
-        """Of the reward functions, by name; without a config each is taken for 1 if the functions' means then add up to
-        the reward, else it is empty."""
+        """Weights of the reward functions, by name.  If none are known, each is 1 if the functions' means add up to the
+        reward; else the result is empty."""
         names, entry = self.names, self.entries[-1]
         if self.known.weights:
             return dict(zip(names, self.known.weights, strict=False))
@@ -278,14 +278,14 @@ class Log:
         return dict.fromkeys(names, 1.0) if adds_up else {}
 
     def judging(self, what: Judges) -> list[str]:
-        """The reward functions that are known to judge this, by what is said of them or by :data:`ANSWERS`."""
+        """The reward functions known to judge ``what``, from the given judges or from :data:`ANSWERS`."""
         judges = {**dict.fromkeys(ANSWERS, "answer"), **self.known.judges}
         return [name for name in self.names if judges.get(name) == what]
 
     def best(self, what: Judges, window: Log) -> tuple[float, str] | None:
-        """Of the reward functions that judge this, the one that pays most completions of a window, after its share.
+        """The reward function judging ``what`` that pays most completions of a window, as (share paid, name).
 
-        Only those count that pay 0 or one value, by all of this log: of others mean and spread do not tell it.
+        Only functions that pay 0 or one value in all of this log count: mean and spread do not give others' share.
         """
         shares = []
         for name in self.judging(what):
@@ -294,20 +294,20 @@ class Log:
         return max(shares, default=None)
 
     def share_paid(self, reward: str) -> float:
-        """Share p of completions that got a reward which is 0 or some c: mean p c, variance p (1 - p) c^2."""
+        """Share p of completions that are paid by a reward of 0 or some c: its mean is p c, variance p (1 - p) c^2."""
         mean, spread = self.mean(reward), self.spread(reward)
         return round(mean**2 / (mean**2 + spread**2), 6) if mean else 0.0
 
     def largest(self, reward: str) -> Figures:
-        """E[r^2] / E[r] of each entry with a positive mean: never above the largest value of a reward that is not
-        negative, and equal to it where the reward is all or nothing."""
+        """E[r^2] / E[r] of each entry with a positive mean: for a reward that is not negative, never above its largest
+        value, and equal to it if the reward is all or nothing."""
         mean, spread = (column(self.entries, metric) for metric in (reward, _spread_name(reward)))
         part = 1 - self.known.batches / self.known.completions  # TRL's spread is the sample's, with n - 1
         paid = (mean > 0.0) & ~np.isnan(spread)
         return mean[paid] + part * spread[paid] ** 2 / mean[paid]
 
     def is_steady(self, reward: str) -> bool:
-        """Whether a reward is taken to be 0 or one value, as also where none was paid."""
+        """Whether a reward is taken to be 0 or one value; true also if it never paid."""
         largest = self.largest(reward)
         return not largest.size or bool(largest.max() <= STEADY * largest.min())
 
@@ -318,8 +318,8 @@ class Log:
         return float(low), float(self.largest("reward").max(initial=high) if low == 0.0 else high)
 
     def height(self, window: Log | None = None) -> float:
-        """How good the policy is in a window, by default now: where its mean reward lies in :meth:`range`, from 0 to 1;
-        at most the share of right answers, where that is judged."""
+        """How good the policy is in a window (None means now), from 0 to 1: where its mean reward lies in
+        :meth:`range`, and at most the share of right answers if a reward judges them."""
         now, (low, high) = window or self[-WINDOW:], self.range()
         right = self.best("answer", now)
         return min((now.mean("reward") - low) / (high - low), right[0] if right else 1.0)

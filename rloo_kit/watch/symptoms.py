@@ -1,7 +1,7 @@
-"""The rules that find symptoms: one for each symptom of symptoms.toml, which has thresholds, causes and advice.
+"""The rules that find the symptoms of symptoms.toml, which has their thresholds, causes and advice.
 
-A rule compares windows of steps, never two steps, and a difference counts against its standard error; how often chance
-alone passes: benchmarks/results/health_alarms.md.  No rule reads the loss, about 0 in every on-policy run of RLOO.
+A rule compares windows of steps, never two steps, and measures a difference in its standard errors; false alarms are
+counted in benchmarks/results/health_alarms.md.  No rule reads the loss, which is about 0 in any on-policy RLOO run.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from rloo_kit.watch.statistics import ALIKE, CUT_SHARE, LONG, MEMORY, WINDOW, ZE
 SYMPTOMS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 """Name -> its row, in the table's order."""
 
-SURE = 3.0  # standard errors for a change to count: a false alarm in 700 looks, and a run has about 100
+SURE = 3.0  # standard errors for a change to count: one false alarm in 700 looks, of which a run has about 100
 
 COLLAPSE_SURE = NormalDist().inv_cdf(1 - 0.01 / (2 * MEMORY**2 / 2))
-"""Standard errors, 4.8, between the best window of many and the last: a false alarm in 100 runs over all pairs of
-windows, of two sizes, in MEMORY entries (Bonferroni)."""
+"""Standard errors, 4.8, that the last window must lie below the best of many: one false alarm in 100 runs over all
+pairs of windows, of two sizes, in MEMORY entries (Bonferroni)."""
 
-SHORT = 2  # entries for what moves by orders of magnitude, where waiting for WINDOW would waste steps
-FEW = 3  # the fewest entries that anything else is told from
+SHORT = 2  # entries for metrics that move by orders of magnitude, where waiting for WINDOW would waste steps
+FEW = 3  # the fewest entries for any other symptom
 QUIET = 5  # entries without the symptom after which an episode is over, and the next one is reported again
-GOOD = 2 / 3  # how high a reward is, of what it can pay, from where on nothing has to be better
-ALL_CUT = 0.9  # share that explains by itself why none is right
-LEAST = 40  # completions of a constant reward: of a policy right once in ten none is right with a chance of 1 in 70
-MARGIN = 0.15  # share by which zero-variance groups must pass what chance does, since ALIKE is an assumption
+GOOD = 2 / 3  # height of a reward in its range, from which on nothing needs to improve
+ALL_CUT = 0.9  # truncated share that alone explains why no completion is right
+LEAST = 40  # completions of a constant reward: a policy right once in ten gets all 40 wrong with a chance of 1 in 70
+MARGIN = 0.15  # how far the share of zero-variance groups must exceed chance, since ALIKE is an assumption
 LIKELY = 1.5  # standard errors for high variance: fewer than SURE, since more completions do no harm
 FORMED = 0.8  # share of completions that have the form
-IN_PLAY = (0.1, 0.9)  # shares of completions that a reward pays, between which it has something left to teach
+IN_PLAY = (0.1, 0.9)  # a reward that pays a share of completions between these has something left to teach
 PATIENCE = 100  # entries after which a rise from the first third to the last should have been seen
-OVERFLOWS = 17  # as often as fp16's loss scaler halves torch's first scale, 65536, until it is below 1
+OVERFLOWS = 17  # times that fp16's loss scaler halves torch's first scale, 65536, until it is below 1
 LENGTH = "completions/mean_length"
 
 Count = Callable[[Log], float]
 
 
 class Sign(NamedTuple):
-    """What a rule sees: in which entries, the figures, and words for the placeholders of its row."""
+    """What a rule sees: the entries, the figures, and words for the placeholders of its row."""
 
     window: Log
     evidence: str
@@ -71,9 +71,9 @@ class Finding:
 
 
 def surely_above(share: float, count: float, threshold: float) -> bool:
-    """Whether so high a share of so many is rarer than :data:`SURE` standard errors where the threshold is the true
-    one, by the exact binomial tail."""
-    if not share > threshold:  # NaN is not
+    """Whether a share of ``count`` is surely above a threshold: if the threshold were the true share, so high a share
+    would be rarer than :data:`SURE` standard errors, by the exact binomial tail."""
+    if not share > threshold:  # also if it is NaN
         return False
     trials, yes, no = round(count), math.log(threshold), math.log1p(-threshold)
     ways = lambda n: math.lgamma(trials + 1) - math.lgamma(n + 1) - math.lgamma(trials - n + 1)  # noqa: E731
@@ -82,7 +82,7 @@ def surely_above(share: float, count: float, threshold: float) -> bool:
 
 
 def _surely_above(log: Log, metric: str, few: float, many: float, count: Count) -> Log | None:
-    """The entries in which a share is surely above a limit: the last ones, or more of them where it stays there."""
+    """Entries in which a share is surely above a limit: 2 WINDOW entries above ``few``, else MEMORY above ``many``."""
     for window, limit in ((log[-2 * WINDOW :], few), (log[-MEMORY:], many)):
         if surely_above(window.mean(metric), count(window), limit):
             return window
@@ -90,9 +90,9 @@ def _surely_above(log: Log, metric: str, few: float, many: float, count: Count) 
 
 
 def tied_by_chance(k: int, right: float) -> float:
-    """Share of groups of K completions that are all right or all wrong where nothing is wrong.
+    """Return the share of groups of K completions that are all right or all wrong by chance alone.
 
-    Each prompt has a chance of its own to be solved, from a beta distribution with mean ``right`` that makes
+    Each prompt has its own chance of being solved, from a beta distribution with mean ``right`` that makes
     completions of a prompt correlate by :data:`.statistics.ALIKE` (beta-binomial; Skellam 1948).
 
     >>> round(tied_by_chance(2, 0.5), 2), round(tied_by_chance(8, 0.5), 2)
@@ -103,7 +103,7 @@ def tied_by_chance(k: int, right: float) -> float:
 
 
 def worsened(log: Log) -> Change | None:
-    """How the reward has fallen since the start, where it is likely to have."""
+    """Return the reward's fall since the start, or None if it is not likely to have fallen."""
     pairs = [(log[:first], log[-last:]) for first in (1, FEW) for last in (WINDOW, 2 * WINDOW)]
     fall = min((log.change("reward", *pair) for pair in pairs), key=lambda change: change.sigmas)
     return fall if fall.sigmas <= -2.0 else None
@@ -113,8 +113,8 @@ def worsened(log: Log) -> Change | None:
 
 
 def non_finite(log: Log, limit: float, kind: str) -> Sign | None:
-    """A metric that is NaN or infinite; the gradient's norm for ``limit`` entries in a row, since in fp16 the loss
-    scaler finds its scale by overflowing, and skips those steps."""
+    """A metric is NaN or infinite; the gradient's norm counts only after ``limit`` entries in a row, in fp16 after
+    OVERFLOWS, since the loss scaler finds its scale by overflowing, and skips those steps."""
     few = OVERFLOWS if getattr(log.known.args, "fp16", False) else int(limit)
     is_bad = lambda value: isinstance(value, float) and not math.isfinite(value)  # noqa: E731
     bad = [[name for name, value in entry.items() if is_bad(value)] for entry in log.entries[-few:]]
@@ -126,7 +126,7 @@ def non_finite(log: Log, limit: float, kind: str) -> Sign | None:
 
 
 def explosion(log: Log, limit: float, kind: str) -> Sign | None:
-    """A KL, or an entropy beside its first value, that no policy has which still writes text."""
+    """A KL, or an entropy relative to its first value, is higher than in any policy that still writes text."""
     start, window = next(iter(log[:MEMORY].values(kind)), math.nan), log[-SHORT:]
     now = window.mean(kind)
     if not now >= (limit if kind == "kl" else max(1.0, limit * start)):
@@ -145,9 +145,9 @@ def clipped_ratios(log: Log, limit: float) -> Sign | None:
 
 
 def reward_collapse(log: Log, limit: float) -> Sign | None:
-    """The reward has fallen from its best by more than noise, and by ``limit`` of that and of its spread.
+    """The reward has fallen from its best by more than noise, and by ``limit`` of its best height and of its spread.
 
-    Where a learning rate wrecks the policy at once, only the first entry is from before the fall.
+    If a learning rate wrecks the policy at once, only the first entry is from before the fall.
     """
     recent = log[-MEMORY:]
     lowest = float(recent.values("reward").min(initial=0.0))
@@ -178,7 +178,7 @@ def unscored(log: Log, limit: float) -> Sign | None:
 
 
 def constant_reward(log: Log, limit: float) -> Sign | None:
-    """Every reward has been equal since the start, whatever was written; and not because nearly all was cut."""
+    """Every reward has been equal since the start, whatever was written, and not because nearly all was truncated."""
     values = log.values("reward")
     if len(log) < WINDOW or log.completions < LEAST or not values.size or np.ptp(values) > limit:
         return None
@@ -190,7 +190,7 @@ def constant_reward(log: Log, limit: float) -> Sign | None:
 
 
 def kl_negative(log: Log, limit: float) -> Sign | None:
-    """A KL that is negative beyond chance, which no divergence can be."""
+    """The KL is negative beyond chance, which no divergence can be."""
     window = log[-2 * WINDOW :]
     mean = window.mean("kl")
     if len(window) < 2 * WINDOW or not mean <= limit or not mean + SURE * log.error("kl", window) < 0:
@@ -214,10 +214,10 @@ def truncation(log: Log, limit: float, kind: str) -> Sign | None:
 
 
 def zero_variance_groups(log: Log, limit: float, kind: str) -> Sign | None:
-    """Too many groups whose K rewards are all equal, more than ``limit`` or than chance does to K completions, for
-    this one cause: by how high the reward is, in the upper third, the lower one, or between."""
+    """Too many groups have K equal rewards: more than ``limit`` and than chance makes equal, for the cause ``kind``:
+    the policy has worsened, or the height of the reward is in the upper third, the lower third, or between."""
     height, k = log.height(), log.known.completions // log.known.groups
-    # Near 0 and 1 chance ties nearly all groups, which would excuse any run: so a height has bounds here.
+    # Near 0 and 1 chance ties nearly all groups, which would excuse any run, so the height is clamped here.
     many = max(limit, tied_by_chance(k, min(0.8, max(0.2, height))) + MARGIN)
     few = limit if tied_by_chance(k, min(2 / 3, max(1 / 3, height))) <= limit else many
     window = _surely_above(log, ZERO_VARIANCE, few, many, lambda window: window.groups)
@@ -292,15 +292,15 @@ def drowned_term(log: Log, limit: float) -> Sign | None:
 
 
 def high_variance(log: Log, limit: float) -> Sign | None:
-    """A step's mean reward moves by which prompts were drawn, more than by what is learned.
+    """A step's mean reward moves more with the prompts that were drawn than with what is learned.
 
-    The mean of n independent completions of variance v has the variance v / n, here that between neighbouring steps,
-    known to a share of sqrt(3 / n) (von Neumann et al. 1941); v is the variance within generation batches and of their
-    means.
+    The mean of n independent completions of variance v has the variance v / n.  It is measured between neighbouring
+    steps, with a relative error of sqrt(3 / number of steps) (von Neumann et al. 1941); v is the variance within
+    generation batches and of their means.
     """
     recent, known = log[-MEMORY:], log.known
     values, spread = recent.values("reward"), recent.spread("reward")
-    # Where an entry is the mean of several batches, their spread cannot be had from it.
+    # An entry that is the mean of several batches does not show the spread between them.
     if values.size < LONG or not spread > 0.0 or recent.stride > 1:
         return None
     noise = math.sqrt(np.mean(np.diff(values) ** 2) / 2)
@@ -328,7 +328,7 @@ def nothing_learned(log: Log, limit: float) -> Sign | None:
 
 
 def look_for(symptom: str, log: Log) -> Finding | None:
-    """What a symptom's rule sees at a log's last entry, in the words of its row."""
+    """Return what a symptom's rule sees at a log's last entry, in the words of its row."""
     row = SYMPTOMS[symptom]
     rule, kind = globals()[row["rule"]], [row["kind"]] if "kind" in row else []
     if (sign := rule(log, row["limit"], *kind)) is None:
@@ -351,7 +351,7 @@ def findings_at_end(log: Log) -> list[Finding]:
 
 
 class Episodes:
-    """Follows a run entry by entry: a symptom that goes on is one episode, also where it flickers."""
+    """Follows a run entry by entry: a symptom that goes on is one episode, even if it flickers."""
 
     def __init__(self, log: Log | None = None) -> None:
         self.findings: list[Finding] = []
@@ -361,7 +361,7 @@ class Episodes:
                 self.look(log[:end])
 
     def look(self, log: Log) -> list[Finding]:
-        """The findings at the last entry that open an episode."""
+        """Return the findings at the last entry that open a new episode."""
         now, new = len(log), []
         for finding in findings_at_end(log):
             place, last_seen = self._open.get(finding.symptom, (0, -math.inf))
