@@ -82,7 +82,7 @@ class Step:
     def standing(self) -> Parts:
         """What every phase holds after the first update."""
         s = self.settings
-        # One workspace: 32 MiB on Hopper, assumed for every GPU above 24.5 GiB; else 8.1 (getChosenWorkspaceSize).
+        # One workspace: 32 MiB on Hopper, assumed above 24.5 GiB; else 8.1 MiB (torch's getChosenWorkspaceSize).
         workspace = (4096 * 2 + 16 * 8) * 1024 if s.small_card else 32 * MIB
         positions = -(-self.checkpoint.positions // 8192) * 8192
         whole = self.model.linear_bytes + self.model.rest_bytes
@@ -204,7 +204,7 @@ class Step:
     def tile(self, with_gradient: bool = True) -> int:
         """Logits held at once for log-probabilities (unsloth_zoo/fused_losses/fused_linear.py).  Up to 24.5 GiB, or
         from 4096 scored tokens on: 4096 x 16384 in float32, an accumulator of 4096 x H for the gradient, and per row
-        and 16384 columns 8 statistics, 16 beyond 4096 rows.  Else whole rows: 512 or scored x H / V, at most 2 GiB."""
+        and 16384 columns 8 statistics, 16 beyond 4096 rows.  Else max(512, scored x H / V) rows, at most 2 GiB."""
         vocabulary, scored = self.checkpoint.vocabulary, self.scored_tokens
         if self.settings.small_card or scored >= 4096:
             rows = min(scored, 4096)

@@ -278,7 +278,7 @@ class Change:
 
 
 def knobs(p: Plan) -> dict[str, Iterable[Plan]]:
-    """Smaller plans by knob, largest first; cheapest knobs in quality first.  The first three take time and change no
+    """Smaller plans by knob, largest first; knobs cheapest in quality first.  The first three take time and change no
     update; shorter completions may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
     s, size = p.settings, p.model.checkpoint.parameters
     models = {c.parameters: c for c in CATALOGUE.values() if c.name not in FOR_CPU and c.parameters < size}

@@ -88,7 +88,7 @@ def diagnose(
 
     Args:
         trainer_or_log: a trainer (the kit's, TRL's or unsloth's), its log history, a ``trainer_state.json``, or the
-            folder of a run or a checkpoint.  A trainer or a checkpoint of the kit also gives the number of
+            folder of a run or a checkpoint.  Any trainer, or a checkpoint of the kit, also gives the number of
             completions and the reward weights, so that more symptoms are found, and earlier.
         judges: what reward functions judge, by their names in the log: ``{"correct": "answer", "format": "form"}``.
             A trainer's functions say it in their attribute ``judges``.  Without it, "format without answers" and
