@@ -20,7 +20,7 @@ class Peak(NamedTuple):
 
 
 class Meter:
-    """Peaks by phase, from CUDA's allocator in microseconds; none on a CPU, where torch keeps no count.
+    """Peaks by phase, as CUDA's allocator counts them; none on a CPU, where torch keeps no count.
 
     Phases may be nested: a peak counts for the innermost one.
     """
