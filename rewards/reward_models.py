@@ -111,7 +111,7 @@ class _RewardModel:
             how: Any = {"dtype": "auto", "device_map": {"": place}}
             model = AutoModelForSequenceClassification.from_pretrained(model, **how)
         if (outputs := model.config.num_labels) != 1:
-            todo = "train it with num_labels=1, as TRL's RewardTrainer does, or make one number in a reward of yours"
+            todo = "train it with num_labels=1, as TRL's RewardTrainer does, or combine them in your own reward"
             raise invalid(f"A reward model has one output, and this one has {outputs}", where, todo)
         tokenizer = self.tokenizer or AutoTokenizer.from_pretrained(self.name)
         # For a folder without tokenizer files, transformers makes a tokenizer that knows only its special tokens.

@@ -183,7 +183,7 @@ def export(run: RunFolder, out: Out = None, force: Force = False) -> None:
         config, cannot, notes, source = (recipe[name] for name in ("config", "cannot", "notes", "functions"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"this is no folder of a run that can be exported: {RECIPE}, {type(error).__name__}"
-        todo = "name the output_dir of a run of the kit's; plain TRL's have none"
+        todo = "name the output_dir of a run of the kit; plain TRL runs cannot be exported"
         raise ConfigError(what, where=str(run), todo=todo) from None
     if cannot:
         again = "; then run it again"

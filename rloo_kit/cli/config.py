@@ -158,7 +158,7 @@ def _check_entry(section: str, name: Any, value: Any) -> None:
 
 def _check_setting(name: str, value: Any) -> None:
     if isinstance(value, dict) and (code := {"custom_generate", "trust_remote_code"} & value.keys()):
-        raise ConfigError(f"{code.pop()} would run code of the hub's", todo=f"remove it from {name}")
+        raise ConfigError(f"{code.pop()} would run code from the hub", todo=f"remove it from {name}")
     with warnings.catch_warnings(action="ignore"):  # the warning comes when the settings are made
         todays = renamed_args.todays({name: value}, known_names(RLOOConfig), "RLOOConfig")
     check_config.checked(todays, types())
@@ -249,7 +249,7 @@ def read(file: str | os.PathLike[str]) -> dict[str, Any]:
     data = parsed(Path(file).read_bytes(), os.fspath(file))
     if not isinstance(data, dict):
         todo = "write 'policy:', 'task:', 'rewards:' and 'trainer:', as configs/tiny.yaml does"
-        raise ConfigError("a configuration has names and values", where=os.fspath(file), todo=todo)
+        raise ConfigError("a configuration must have names and values", where=os.fspath(file), todo=todo)
     return data
 
 

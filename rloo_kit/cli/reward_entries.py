@@ -47,7 +47,7 @@ def check_entry(entry: Any) -> None:
     """Check an entry by its text and the factories' signatures; nothing is run."""
     name, arguments = _call(entry)
     if name in FACTORIES and arguments is None:
-        raise ConfigError(f"{name} makes rewards and is none", todo=f"write '{name}: {{}}'")
+        raise ConfigError(f"{name} makes rewards, and is not one itself", todo=f"write '{name}: {{}}'")
     if name not in FACTORIES and entry != "task.correct" and not in_file(entry):
         todo = "name a factory of 'rewards', task.correct, or a file's function: FILE.py:NAME"
         raise ConfigError(f"there is no reward {name[:60]}", todo=todo)

@@ -55,7 +55,7 @@ def device_of(card: str | float | Device | None = None) -> Device:
         return _this_machine()
     if not isinstance(card, str):
         if card < GIB:
-            raise ConfigError(f"a card of {card} bytes", where=f"plan(card={card})", todo=f"write '{card}GB'")
+            raise ConfigError(f"no card has {card} bytes", where=f"plan(card={card})", todo=f"write '{card}GB'")
         return Device(f"{card / GIB:.1f} GiB", int(card))
     if size := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*gi?b\s*", card, re.IGNORECASE):
         return Device(f"a card of {size[1]} GiB", int(float(size[1]) * GIB) - RESERVED_BYTES)

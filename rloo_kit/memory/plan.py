@@ -174,7 +174,7 @@ class Plan:
         rows, at_once = self.settings.batch_rows, self.sampled_rows
         if self.settings.generation_rows is not None or at_once == rows:
             return ""
-        why = "since all would not fit: it takes longer and changes nothing else (generation_rows)"
+        why = "since all at once would not fit: it takes longer and changes nothing else (generation_rows)"
         return f"{rows} completions are sampled {at_once} at once, {why}"
 
     def _notes(self) -> Iterator[str]:
@@ -182,7 +182,7 @@ class Plan:
         yield "* an estimate" + ("; no figure has been measured on a consumer card" if s.on_gpu else "")
         yield from self._times() if s.on_gpu else ["activations on a CPU are estimated as a GPU's"]
         if offloaded:
-            yield f"{offloaded / GIB:.2f} GiB of activations go to the computer's own memory"
+            yield f"{offloaded / GIB:.2f} GiB of activations are offloaded to the computer's memory"
         if self.sliced:
             yield self.sliced
         if held := self.in_16_bit_bytes:

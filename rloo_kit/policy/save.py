@@ -101,7 +101,7 @@ def replacing(target: Path, where: str) -> Iterator[Path]:
             raise
         kept = "; what was there before is unchanged" if target.exists() else ""
         what = f"the policy cannot be written: {error}{kept}"
-        todo = "make room, or name a folder that this user can write to; the policy is still in memory"
+        todo = "free disk space, or name a folder that this user can write to; the policy is still in memory"
         raise RunFolderError(what, where=where, todo=todo) from error
 
 

@@ -84,7 +84,7 @@ def from_file(
         other = {key: row for key, row in rows.items() if _hash(key) < held_out * 2**32}
     else:
         what, where = "held_out must be a share between 0 and 1", f"tasks.from_file(held_out={held_out})"
-        raise ConfigError(what, where=where, todo="write held_out=0.2, or name a file of its own")
+        raise ConfigError(what, where=where, todo="write held_out=0.2, or name a second file")
     taken = {key.casefold() for key in other}
     train = {key: row for key, row in rows.items() if key.casefold() not in taken}
     left_out["held out too"] = (len(rows) - len(train)) * in_a_file
@@ -94,8 +94,8 @@ def from_file(
     counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
     why = f"; left out: {counts}" if counts else ""
     if not all(sides):
-        what = f"no problem is left {'that is held out' if sides[0] else 'to train on'}"
-        todo = "look at kind=..., give more rows, or another held_out=... (a share, or a file of its own)"
+        what = f"no problem is left {'to hold out' if sides[0] else 'to train on'}"
+        todo = "look at kind=..., give more rows, or another held_out=... (a share, or a second file)"
         raise DatasetError(what, where=f"{file}{why or ', which has too few rows to split'}", todo=todo)
     description = f"{file.name}: {len(sides[0])} to train on, {len(sides[1])} held out{why}"
     if why:

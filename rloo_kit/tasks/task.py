@@ -58,7 +58,7 @@ class Task:
         """Return the task with only the training problems that :func:`rloo_kit.tasks.within_reach` keeps."""
         train = within_reach(self.train, policy, self.correct, low, high, n, **how)
         kept = f"{len(train)} that are solved in {low:.0%} to {high:.0%} of {n} completions"
-        return replace(self, train=train, description=f"{self.description}; of those to train on {kept}")
+        return replace(self, train=train, description=f"{self.description}; training on {kept}")
 
 
 class Origin(NamedTuple):

@@ -102,7 +102,7 @@ def _solved(
     ids = policy.tokenize([row["prompt"] for row in rows], **(sampling.get("chat_template_kwargs") or {}))
     keys, n, table = list(map(_hashed, ids)), head["n"], _read(path)
     if (set(keys) - table.keys()) and multi_process.process_count() > 1:
-        what, todo = "several processes would sample other completions each", "call it in one process first"
+        what, todo = "each process would sample other completions", "call it in one process first"
         raise ConfigError(what, where=f"within_reach, without the finished table {path}", todo=todo)
     size, counts, cut = max(1, CHUNK // n), list[int](), 0
     for start in range(0, len(rows), size):

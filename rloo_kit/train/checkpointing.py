@@ -338,7 +338,7 @@ def writable(what: str, folder: Path) -> Iterator[None]:
         raise RunFolderError(
             f"{what} could not be written: {reason}",
             where=str(getattr(error, "filename", None) or folder),
-            todo="make room on a full disk, or see who may write there; train(resume_from_checkpoint=True) goes on",
+            todo="free disk space, or check the folder's permissions; train(resume_from_checkpoint=True) goes on",
         ) from error
 
 
@@ -357,6 +357,6 @@ def run_lock(output_dir: Path) -> Iterator[None]:
             taken = FileLock(output_dir / LOCK, timeout=0).acquire()
         except Timeout:
             where, todo = f"output_dir {output_dir}", "wait for it, end it, or choose another output_dir"
-            raise RunFolderError("another run has this folder", where=where, todo=todo) from None
+            raise RunFolderError("another run is using this folder", where=where, todo=todo) from None
     with taken:
         yield

@@ -186,12 +186,12 @@ class ResumableTrainer(checkpointing.SavingTrainer):
         then = facts(folder).get("run") or {}
         if then.get("version") != VERSION:  # written by plain TRL, or by another version of the kit
             where = self.shown(folder)
-            output.say(f"{where} does not say what its run was made of, so its LoRA's scale alone is compared")
+            output.say(f"{where} does not record its run's settings, so only the LoRA's scale is compared")
             then = now | {"policy": now["policy"] | scaling_of(folder)}
         wrong, changed = differences(now, then)
         if wrong:
             raise ConfigError(
-                f"the checkpoint's weights are of another policy or optimizer: {', '.join(wrong)}",
+                f"the checkpoint belongs to another policy or optimizer: {', '.join(wrong)}",
                 where=str(folder),
                 todo="load the policy and set optim as they were; or load_policy(that folder) and train() a new run",
             )

@@ -145,7 +145,7 @@ def test_a_policy_says_the_form_and_which_prompts_are_too_long(write):
 ERRORS = [
     ("mine.csv", {"answer": "anser"}, r"whose columns are question, answer, grade[\s\S]*name it: answer="),
     ("mine.csv", {"kind": "choice"}, "no problem is left to train on"),
-    ("mine.csv", {"held_out": 1e-9}, "no problem is left that is held out"),
+    ("mine.csv", {"held_out": 1e-9}, "no problem is left to hold out"),
     ("mine.csv", {"held_out": 20}, "between 0 and 1"),
     ("mne.csv", {}, r"no such file[\s\S]*mne.csv"),
     ("mine.txt", {}, "files of this kind are not read"),

@@ -149,7 +149,7 @@ def test_a_folder_of_another_run_or_one_that_cannot_be_written_to_is_refused_bef
     make_trainer, tmp_path, run, monkeypatch
 ):
     trainer = make_trainer()
-    with run_lock(run), pytest.raises(RunFolderError, match="another run has this folder"):
+    with run_lock(run), pytest.raises(RunFolderError, match="another run is using this folder"):
         trainer.train()
     trainer.train()
     (tmp_path / "file").touch()
@@ -176,7 +176,7 @@ def test_a_disk_that_fills_up_is_named_and_the_last_whole_checkpoint_is_untouche
 
     kept: dict[str, Any] = {}
     trainer.save_model = fills_up
-    with pytest.raises(RunFolderError, match=r"checkpoint-2 could not be written[\s\S]*make room"):
+    with pytest.raises(RunFolderError, match=r"checkpoint-2 could not be written[\s\S]*free disk space"):
         trainer.train()
     small_files(None)
     assert contents(run / "checkpoint-1") == kept

@@ -66,7 +66,7 @@ def test_by_default_as_many_are_sampled_at_once_as_the_plan_says_fit(
     trainer.memory_plan = type(planned).of(planned.model, planned.settings, device)
     trainer.train()
     assert calls == [32] * 2
-    assert "64 completions are sampled 32 at once, since all would not fit" in capsys.readouterr().out
+    assert "64 completions are sampled 32 at once, since all at once would not fit" in capsys.readouterr().out
 
 
 def test_where_memory_runs_out_weights_are_no_longer_held_in_16_bit(
