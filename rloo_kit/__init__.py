@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where __getattr__ finds each public name; the imports above say the same to type checkers and editors.
+# Where __getattr__ finds each public name; the imports above tell type checkers and editors the same.
 _NAMES_IN = {
     "models": ("CATALOGUE", "Checkpoint"),
     "evaluation.compare": ("Comparison", "compare"),

@@ -1,4 +1,4 @@
-"""``python -m rloo_kit``: the command line, for where the command ``rloo-kit`` is not on the path."""
+"""``python -m rloo_kit``: the command line, for when the command ``rloo-kit`` is not on the path."""
 
 from rloo_kit.cli.app import main
 

@@ -1,12 +1,12 @@
 """Advantage estimators and KL estimators: tensors in, tensors out.
 
-Rewards have shape (groups, K), a row holding the K completions of one prompt, NaN where no reward function applied:
-such a completion gets advantage 0 and is left out of every baseline.  A group whose scored rewards are all equal, or
-that has only one, gets exactly 0 from each of the three group estimators.
+Rewards have shape (groups, K): a row holds the K completions of one prompt, with NaN where no reward function applied.
+Such a completion gets advantage 0 and is left out of every baseline.  A group whose scored rewards are all equal, or
+which has only one, gets exactly 0 from each of the three group estimators.
 
-A custom estimator is a pure function of that tensor: a step may call it several times, for all groups and for one
-micro-batch's, with and without the KL term.  Pass it to ``RLOOConfig(advantage_estimator=...)``, or :func:`register` it
-under a name.
+A custom estimator must be a pure function of that tensor: a step may call it several times, on all groups or on those
+of one micro-batch, with and without the KL term.  Pass it to ``RLOOConfig(advantage_estimator=...)``, or
+:func:`register` it under a name.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def grpo(rewards: torch.Tensor) -> torch.Tensor:
 def dr_grpo(rewards: torch.Tensor) -> torch.Tensor:
     """GRPO without the division: A_i = R_i - mean (Liu et al. 2025, arXiv 2503.20783, section 3.2).
 
-    The mean contains R_i, which scales the expected gradient by (n - 1) / n: RLOO's, up to that factor.
+    The mean includes R_i, so the expected gradient is RLOO's times (n - 1) / n.
 
     >>> dr_grpo(torch.tensor([[1.0, 0.0, 0.0]]))
     tensor([[ 0.6667, -0.3333, -0.3333]])
@@ -64,7 +64,7 @@ def reinforce(rewards: torch.Tensor) -> torch.Tensor:
     """The control: A_i = R_i - mean over the whole generation batch (Williams 1992, with a constant baseline).
 
     It ignores how hard a prompt is: a right answer earns as much on an easy prompt as on a hard one, and a group whose
-    rewards are all equal still has an advantage.
+    rewards are all equal still gets advantages other than 0.
 
     >>> reinforce(torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
     tensor([[ 0.5000,  0.5000],
@@ -74,10 +74,10 @@ def reinforce(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def _centered(rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distances to each row's mean, 0 where unscored, and the row's count of scored rewards (rows, 1)."""
+    """Return each reward's distance to its row's mean, 0 where unscored, and each row's count of scored rewards."""
     scored = ~rewards.isnan()
     count = scored.sum(1, keepdim=True)
-    # Subtracted first: equal rewards then give exactly 0, and a small spread on top of a large reward is not rounded.
+    # The lowest is subtracted first: equal rewards give exactly 0, and a small spread on a large reward is not rounded.
     lowest = rewards.masked_fill(~scored, torch.inf).amin(1, keepdim=True)
     shifted = (rewards - lowest).masked_fill(~scored, 0.0)
     mean = shifted.sum(1, keepdim=True) / count.clamp(min=1)
@@ -85,7 +85,7 @@ def _centered(rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def normalized(advantages: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
-    """Advantages with mean 0 and standard deviation 1 over the scored ones of a generation batch; 0 elsewhere.
+    """Normalise advantages to mean 0 and standard deviation 1 over a generation batch's scored completions; else 0.
 
     TRL's ``normalize_advantages``: (A - mean) / (std + 1e-4), std over n - 1.
     """
@@ -93,20 +93,20 @@ def normalized(advantages: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
     if values.numel() < 2:
         return torch.zeros_like(advantages)
     mean, std = values.mean(), values.std()
-    if mean.abs() <= 1e-6 * std:  # advantages that sum to 0, up to rounding: those at 0 stay there
+    if mean.abs() <= 1e-6 * std:  # they sum to 0 up to rounding, so an advantage of 0 stays 0
         mean = torch.zeros_like(mean)
     return ((advantages - mean) / (std + STD_FLOOR)).masked_fill(~scored, 0.0)
 
 
 def total_rewards(scores: torch.Tensor, weights: torch.Tensor, clip: tuple[float, float] | None) -> torch.Tensor:
-    """The reward of each completion, as TRL adds it up: (completions,), NaN where no reward applies; of ``scores``
-    (completions, rewards), NaN where a reward does not apply, and ``weights`` (rewards,)."""
+    """Add up each completion's weighted scores, as TRL does: (completions,) rewards, NaN where no reward applies.
+    ``scores`` is (completions, rewards), NaN where a reward does not apply; ``weights`` is (rewards,)."""
     total = (scores * weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
     return total if clip is None else total.clamp(*clip)
 
 
 def zero_variance_groups(rewards: torch.Tensor) -> torch.Tensor:
-    """Which groups of (groups, K) rewards carry no signal: scored ones are equal or fewer than two; (groups,) bool."""
+    """Mark groups without a signal, whose scored rewards are equal or fewer than two: (groups, K) to (groups,) bool."""
     return (rloo(rewards) == 0).all(1)
 
 
@@ -117,7 +117,7 @@ class Estimator:
     groupwise: bool  # each group's advantages depend on that group alone
 
     def __call__(self, rewards: torch.Tensor) -> torch.Tensor:
-        """The advantages, checked; NaN of an unscored completion becomes 0."""
+        """Compute and check the advantages; the NaN of an unscored completion becomes 0."""
         advantages, fault = self.function(rewards), ""
         shape = advantages.shape if isinstance(advantages, torch.Tensor) else None
         if shape != rewards.shape:
@@ -139,11 +139,11 @@ BUILT_IN = tuple(ESTIMATORS)
 
 
 def register(function: Function, name: str | None = None) -> str:
-    """Make an estimator known under a name, the function's own by default, numbered where another has it, and return
-    that name, for ``RLOOConfig(advantage_estimator=name)``.
+    """Register an estimator and return its name, for ``RLOOConfig(advantage_estimator=name)``: by default the
+    function's own name, with a number if another estimator has it.
 
     Raises:
-        ConfigError: what it returns for a group with a spread and one without cannot be trained on.
+        ConfigError: for two groups, one of them of equal rewards, it returns a wrong shape or a value not finite.
     """
     base = name or str(getattr(function, "__name__", type(function).__name__))
     name, number = base, 1
@@ -167,21 +167,21 @@ def find(name: str) -> Estimator:
 def k1(log_ratio: torch.Tensor) -> torch.Tensor:
     """log(policy / reference) of a sampled token: unbiased, may be negative (Schulman 2020, "Approximating KL").
 
-    Subtracted from the reward it is RLOO's and TRL's term.  Inside a loss its expected gradient is 0 (Tang and Munos
-    2025, arXiv 2506.09477)."""
+    Subtracted from the reward, it is the KL term of RLOO and TRL.  Inside a loss its expected gradient is 0 (Tang and
+    Munos 2025, arXiv 2506.09477)."""
     return log_ratio
 
 
 def k2(log_ratio: torch.Tensor) -> torch.Tensor:
     """Half the squared log ratio: biased, low variance, never negative.  Inside a loss its gradient is that of each
     token's KL divergence given the tokens before it; unlike the term in the reward, it leaves out a token's effect on
-    the divergence of later ones (sources: :func:`k1`)."""
+    the divergence of later tokens (sources: :func:`k1`)."""
     return 0.5 * log_ratio.square()
 
 
 def k3(log_ratio: torch.Tensor) -> torch.Tensor:
-    """exp(-x) - 1 + x of the log ratio x: unbiased and never negative; GRPO's term in the loss (Shao et al. 2024,
-    equation 4).  There its gradient is that of each token's KL(reference || policy), given the tokens before it."""
+    """exp(-x) - 1 + x of the log ratio x: unbiased and never negative; GRPO's KL term (Shao et al. 2024, equation 4).
+    Inside a loss its gradient is that of each token's KL(reference || policy), given the tokens before it."""
     return torch.expm1(-log_ratio) + log_ratio
 
 

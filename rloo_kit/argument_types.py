@@ -1,7 +1,7 @@
 """Types and ranges of arguments, and the check of values against them.
 
-Types are Python's own, with ranges as ``typing.Annotated``; pydantic compares them, strictly: no text for a number, no
-1.5 for a count, and no NaN or infinity but where a type says so.  Values that have to go together are not checked here.
+Types are Python's own, with ranges as ``typing.Annotated``.  Pydantic checks values strictly: no text for a number, no
+1.5 for a count, and no NaN or infinity unless the type allows it.  Combinations of values are not checked here.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ Positive = Annotated[float, Gt(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
 PositiveShare = Annotated[float, Interval(gt=0, le=1)]
 Temperature = Annotated[float, Interval(ge=0.01, le=100)]
-"""Below it a prompt's completions are all equal, above it they are noise."""
+"""Below this range a prompt's completions are all equal; above it they are noise."""
 Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
-"""What numpy, random and torch all take."""
+"""The range that numpy, random and torch all accept."""
 
 
 def check(
     given: Mapping[str, Any], hints: Mapping[str, Hint], where: str, advice: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The values as plain Python has them: a numpy number as a number, a tuple for a list as a list; those without a
-    type are passed through.  ``where`` is the call that takes them, ``advice`` what to do about a value, by name.
+    """Return the values as plain Python has them: a numpy number as a number, a tuple for a list as a list; values
+    without a type pass through.  ``where`` is the call that takes them, ``advice`` what to do about each, by name.
 
     Raises:
-        ConfigError: the first value that is not of its type, in pydantic's words.
+        ConfigError: a value does not have its type; the first one is reported, in pydantic's words.
     """
     return dict(given) | {
         name: _checked(name, value, hints[name], where, (advice or {}).get(name))
@@ -68,7 +68,7 @@ def _checked(name: str, value: object, hint: Hint, where: str, advice: str | Non
 
 
 def _right_form(name: str, value: object, hint: Hint) -> str:
-    """The same value in the right form, "2" as 2, or the most similar choice."""
+    """Suggest the same value in the right form, such as 2 for "2", or the most similar choice."""
     from pydantic import ValidationError
 
     choices = [str(choice) for part in parts(hint) if get_origin(part) is Literal for choice in get_args(part)]
@@ -90,7 +90,7 @@ def parts(hint: Hint) -> tuple[Hint, ...]:
 
 
 def _forms(value: object) -> list[Any]:
-    """A value and its equals: a numpy number's own, a path's text, a tuple's list and a list's tuple."""
+    """Return the forms to try: a path's text, a numpy number as Python's, a list or tuple also as the other."""
     if hasattr(value, "__fspath__"):
         return [value.__fspath__()]
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
@@ -107,6 +107,6 @@ def _adapter(hint: Hint) -> TypeAdapter[Any]:
 
 
 def did_you_mean(name: str, choices: Iterable[str], otherwise: str) -> str:
-    """What to do about a misspelt name: take the nearest, or something else where none is near."""
+    """Suggest the choice nearest to a misspelt name, or ``otherwise`` if none is near."""
     close = difflib.get_close_matches(name, list(choices), n=1)
     return f"did you mean {close[0]}?" if close else otherwise

@@ -1,7 +1,7 @@
 """Check datasets and reward functions before GPU time is spent; changes nothing.
 
-For training and evaluation.  Each check raises a DatasetError or a RewardError that names the row or the argument, and
-what to do.  ``rewards.guarded`` checks what a reward returns, :mod:`rloo_kit.train.check_config` a configuration.
+Used for training and evaluation.  Each check raises a DatasetError or a RewardError that names the row or argument and
+what to do.  ``rewards.guarded`` checks a reward's scores; :mod:`rloo_kit.train.check_config` checks a configuration.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import trl
     from transformers import PreTrainedTokenizerBase
 
-LOOKED_AT = 10_000  # rows that are looked at before training; the others as they come
+LOOKED_AT = 10_000  # rows that are checked before training; later rows are checked as they are sampled
 TRAINED_ON = "train_dataset"
 AS_MESSAGES = "[{'role': 'user', 'content': text}]"
 
@@ -30,8 +30,8 @@ AS_MESSAGES = "[{'role': 'user', 'content': text}]"
 def check_dataset(
     dataset: object, args: trl.RLOOConfig, tokenizer: PreTrainedTokenizerBase | None, name: str = TRAINED_ON
 ) -> None:
-    """Check that a dataset has prompts, none of the first 10,000 (of a stream: the first) faulty, and that it fills a
-    generation batch.  The tokenizer, None where TRL will load it, must render conversations whole."""
+    """Check that a dataset fills a generation batch and that its first 10,000 prompts are valid; of a stream, only the
+    first is checked.  The tokenizer must render conversations whole; None means that TRL will load it."""
     if not isinstance(dataset, Dataset | IterableDataset):
         raise not_a_dataset(dataset, name, where="RLOOTrainer")
     trains, stream = name == TRAINED_ON, isinstance(dataset, IterableDataset)
@@ -72,7 +72,7 @@ def _check_columns(columns: Sequence[str], name: str) -> None:
     if taken := {"prompts", "completions"} & set(columns):
         what = f"the dataset has a column {taken.pop()!r}, which is what TRL calls an argument of every reward"
         raise DatasetError(what, where=where, todo="rename it: dataset.rename_column(name, other)")
-    if {"image", "images"} & set(columns):  # they would be left out without a word
+    if {"image", "images"} & set(columns):  # they would be left out silently
         todo = "drop the column with dataset.remove_columns, or train with trl.RLOOTrainer"
         raise DatasetError("the dataset has images, and rloo_kit trains text policies", where=where, todo=todo)
 
@@ -96,7 +96,7 @@ def _place(name: str, index: int, prompt: object) -> str:
 
 
 def _fault(prompt: Any) -> tuple[str, str]:
-    """What is wrong with a prompt by itself, and what to do; both empty where nothing is."""
+    """Return what is wrong with a prompt by itself and what to do; two empty strings if it is valid."""
     is_text = isinstance(prompt, str)
     if not is_text and not (isinstance(prompt, list) and prompt and isinstance(prompt[0], dict)):
         what = f"a prompt must be a string or a list of messages, not a {type(prompt).__name__}"
@@ -119,18 +119,18 @@ def _text_of(prompt: Any) -> str:
 def check_rendered(
     prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None, template_kwargs: dict[str, Any], name: str
 ) -> None:
-    """Of the first prompts: the chat template may leave a message out, as Qwen3's does one of an unknown role, and
-    nothing says so."""
+    """Check that the chat template renders the last message of each of the first 16 prompts: a template may leave a
+    message out silently, as Qwen3's does if its role is unknown."""
     how = {"tokenize": False, "add_generation_prompt": True, **template_kwargs}
     if tokenizer is None or isinstance(prompts[0], str):
         return
     for index, prompt in enumerate(prompts[:16]):
         last, what = prompt[-1], ""
-        said = str(last.get("content") or "").rpartition(CLOSE)[2]  # a template spaces a thought as it likes
+        said = str(last.get("content") or "").rpartition(CLOSE)[2]  # a template may change a thought's whitespace
         try:
             if said.strip()[:40] not in tokenizer.apply_chat_template(prompt, **how):
                 what = f"leaves out the prompt's last message, of role {last.get('role')!r}"
-        except Exception as error:  # a template raises what it likes
+        except Exception as error:  # a template may raise any error
             what = f"cannot render a prompt: {error}"
         if what:
             todo = "use a role that tokenizer.chat_template knows, such as 'user', or correct the template"
@@ -138,7 +138,7 @@ def check_rendered(
 
 
 def longest_prompts(dataset: Dataset | IterableDataset, count: int = 16) -> tuple[list[int], list[Any]]:
-    """The rows and the prompts with the most characters, which likely have the most tokens; of a stream the first."""
+    """Return rows and prompts with the most characters, and so likely the most tokens; of a stream, the first."""
     stream = isinstance(dataset, IterableDataset)
     prompts = [row["prompt"] for row in dataset.take(1)] if stream else dataset["prompt"][:]
     sizes = [len(_text_of(prompt)) for prompt in prompts]
@@ -150,7 +150,7 @@ def check_lengths(
     prompt_ids: Sequence[Sequence[int]], completion: int, limit: int | None, rows: Sequence[int] | None = None
 ) -> None:
     """Check that prompt + completion, in tokens, fit ``max_seq_length``: unsloth cuts longer sequences inside the
-    forward pass, and shapes break.  ``rows``: where in the dataset the prompts stand; None for a generation batch."""
+    forward pass, and shapes break.  ``rows`` are the prompts' rows in the dataset; None means a generation batch."""
     lengths = [len(ids) for ids in prompt_ids]
     total, index = max(lengths) + completion, lengths.index(max(lengths))
     if limit is not None and total > limit:
@@ -162,7 +162,7 @@ def check_lengths(
 
 
 def check_weights(reward_funcs: Sequence[object], reward_weights: Sequence[float] | None, where: str) -> None:
-    """Check that there are as many weights as rewards, all finite and not all zero; None weighs all alike."""
+    """Check that there are as many weights as rewards, all finite and not all zero; None means equal weights."""
     if reward_weights is None:
         return
     weights, what = [] if isinstance(reward_weights, str | dict) else list(reward_weights), ""
@@ -176,12 +176,12 @@ def check_weights(reward_funcs: Sequence[object], reward_weights: Sequence[float
 
 
 def check_thoughts(reward_funcs: Sequence[object], tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Check that rewards of the thought, also within others, look for tokens that the policy can write."""
+    """Check that rewards for the thought, also inside composed rewards, look for tokens that the policy can write."""
     vocabulary = {} if tokenizer is None else getattr(tokenizer, "tokenizer", tokenizer).get_vocab()
     for reward in itertools.chain.from_iterable(map(members, reward_funcs)) if vocabulary else ():
         tokens = getattr(reward, "tokens", None)
         if not isinstance(tokens, ThinkTokens) or said_by(reward, "aim") != "thought":
-            continue  # one that reads the answer alone needs none: a policy that never thinks answers with all
+            continue  # a reward for the answer needs no markers: without a thought, all is answer
         ids = (tokens.open_id, tokens.close_id)
         written = {text for text, token_id in vocabulary.items() if token_id in ids}
         if len(written) < 2 or (tokens == QWEN3 and written != {OPEN, CLOSE}):
@@ -192,13 +192,13 @@ def check_thoughts(reward_funcs: Sequence[object], tokenizer: PreTrainedTokenize
 
 
 def reward_columns(dataset: Dataset | IterableDataset) -> list[str] | None:
-    """The columns that rewards receive besides TRL's own keywords; None where the dataset does not tell."""
+    """Return the columns that rewards receive besides TRL's own keywords; None if the dataset's are unknown."""
     columns = dataset.column_names or list(next(iter(itertools.islice(dataset, 1)), {}))
     return [column for column in columns if column not in UNSEEN] if columns else None
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The same names, each once.
+    """Return the names, with repeated ones numbered.
 
     >>> distinct(["right", "right", "right_2"])
     ['right', 'right_2', 'right_2_2']

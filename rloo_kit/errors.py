@@ -9,7 +9,7 @@ from rloo_kit.redact import without_hidden
 
 
 class RLOOKitError(Exception):
-    """Base of the kit's errors: what is wrong, one clause; where: function, sample, value; todo, as an instruction."""
+    """Base of the kit's errors: ``what`` is one clause, ``where`` a function, sample or value, ``todo`` an instruction."""
 
     def __init__(self, what: str, *, where: str = "", todo: str = "") -> None:
         self.what, self.where, self.todo = map(without_hidden, (what, where, todo))
@@ -26,7 +26,7 @@ class ImportOrderError(RLOOKitError, ImportError):
 
 
 class VersionError(RLOOKitError, ImportError):
-    """A library of a version that the kit was not written for."""
+    """A library has a version that the kit was not written for."""
 
 
 class ConfigError(RLOOKitError, ValueError):

@@ -1,6 +1,6 @@
 """The catalogue of models: shapes, special tokens, chat templates, and how to sample and ask them.
 
-Shapes are those of the checkpoints' config.json.  Token ids are owned by :mod:`rewards`.
+Shapes are those of the checkpoints' config.json.  Token ids are defined in :mod:`rewards`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 """The linear layers of a block, all of which get a LoRA."""
 
 START_OF_TURN, END_OF_TURN, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-# A completion ends with either of two tokens, and the tokenizer names the first only.
+# A completion ends with either of two tokens; the tokenizer names only the first.
 EOS_TEXTS = dict(zip(QWEN3.eos_ids, (END_OF_TURN, END_OF_TEXT), strict=True))
-PADS = ("<|vision_pad|>", END_OF_TEXT)  # they do not look like the end of a turn; unsloth's choice first
+PADS = ("<|vision_pad|>", END_OF_TEXT)  # padding that does not look like the end of a turn; unsloth's choice first
 
-HEAD_NORMS = ("qwen3", "qwen3_moe")  # families that normalise queries and keys, by head
+HEAD_NORMS = ("qwen3", "qwen3_moe")  # families that normalise queries and keys per head
 
 
 def nf4_bytes(weights: int) -> int:
-    """Bytes of one matrix in NF4 with double quantisation, as bitsandbytes' ``quantize_4bit`` stores it: two weights a
-    byte, a byte of scale per 64 weights, a float32 per 256 scales, their mean, and two float32 tables, of 16 values for
-    NF4 and of 256 for the scales (Dettmers et al. 2023)."""
+    """Bytes of one matrix in NF4 with double quantisation, as bitsandbytes' ``quantize_4bit`` stores it: a byte per two
+    weights, a byte of scale per 64 weights, a float32 per 256 scales, the scales' mean, and two float32 tables, with 16
+    values for NF4 and 256 for the scales (Dettmers et al. 2023)."""
     scales = -(-weights // 64)
     return -(-weights // 2) + scales + 4 * -(-scales // 256) + 4 + 4 * (16 + 256)
 
@@ -62,15 +62,15 @@ class Checkpoint:
     four_bit_repository: str | None = None  # hub id of unsloth's 4-bit form
     positions: int = 40960  # tokens that the position embedding knows (max_position_embeddings)
     family: str = "qwen3"  # transformers' model_type
-    four_bit: bool = True  # whether it is of use in 4 bit; one too small for that is loaded in 16
-    temperature: float = 1.0  # to sample it in training
-    form: Form = "boxed"  # to ask it for answers, one of rewards.FORMS; a task that is given the policy does
-    license: str | None = None  # of the weights, as the hub writes it; None where the kit does not know
-    uncounted: str = ""  # what its layers have that the memory plan has no formula for
+    four_bit: bool = True  # whether 4 bit is of use; a checkpoint too small for it is loaded in 16 bit
+    temperature: float = 1.0  # sampling temperature in training
+    form: Form = "boxed"  # of its answers, one of rewards.FORMS; a task given the policy asks for it
+    license: str | None = None  # of the weights, as the hub writes it; None means unknown to the kit
+    uncounted: str = ""  # the part of its layers for which the memory plan has no formula
 
     @property
     def tokens(self) -> ThinkTokens:
-        """The markers of its thoughts; of ids that never occur where its vocabulary is not Qwen3's."""
+        """The markers of its thoughts, with ids that never occur if its vocabulary is not Qwen3's."""
         of_qwen = self.family.startswith("qwen")
         return replace(QWEN3, prompt_opens=self.thinks == "always") if of_qwen else ThinkTokens(-1, -2)
 
@@ -84,12 +84,12 @@ class Checkpoint:
 
     @property
     def linear_parameters(self) -> int:
-        """Weights of the seven projections of all layers: what 4-bit loading quantises."""
+        """Weights of the seven projections of all layers, which 4-bit loading quantises."""
         return self.layers * sum(rows * columns for rows, columns in self.projections.values())
 
     @property
     def parameters(self) -> int:
-        """All weights; lm_head counts where it is a matrix of its own."""
+        """All weights; lm_head counts unless it is tied to the embedding."""
         embeddings = self.vocabulary * self.hidden_size * (1 if self.tied else 2)
         of_heads = 2 * self.head_dim if self.family in HEAD_NORMS else 0
         norms = self.layers * (2 * self.hidden_size + of_heads) + self.hidden_size
@@ -140,7 +140,7 @@ _SMOLLM2 = Checkpoint(
     positions=8192,
     family="llama",
     four_bit=False,
-    temperature=0.6,  # at 1 most of what so small a model says is noise
+    temperature=0.6,  # at 1, most text of so small a model is noise
     form="auto",
     license=APACHE,
 )
@@ -164,11 +164,11 @@ CATALOGUE: dict[str, Checkpoint] = {
 """name -> checkpoint, small to large."""
 
 FOR_CPU = ("tiny", "smollm2-135m")
-"""Those that are made on this machine, without the hub; no GPU is given one unless it is asked for."""
+"""Checkpoints that are made on this machine, without the hub; on a GPU they are loaded only if asked for."""
 
 
 def find(name: str) -> Checkpoint | None:
-    """The checkpoint of that name, or of one of its hub ids; None where there is none."""
+    """Return the checkpoint with this name or hub id; None if there is none."""
     for checkpoint in CATALOGUE.values():
         repository = checkpoint.repository.lower()
         ids = {checkpoint.name, repository, repository.replace("unsloth/", "qwen/"), f"{repository}-bnb-4bit"}
@@ -178,31 +178,31 @@ def find(name: str) -> Checkpoint | None:
 
 
 def is_folder(name: str, folder: Path) -> bool:
-    """Whether a name means this folder: one of the catalogue does so only where the folder holds a policy."""
+    """Whether a name means this folder; a catalogue name does only if the folder holds a policy."""
     holds = any((folder / file).is_file() for file in ("config.json", "adapter_config.json"))
     return name != "" and folder.is_dir() and (holds or find(name) is None)
 
 
 MADE_HERE = {"tiny-qwen3": "tiny", "smollm2-135m": "smollm2-135m"}
-"""Folder in the user's cache, before its hash -> catalogue name, of what is made on this machine."""
+"""Folder in the user's cache, without its hash -> catalogue name, of checkpoints made on this machine."""
 
 
 KEPT_NAME = "rloo_kit_checkpoint"
-"""In the config.json of what was trained or merged: the catalogue's name of what it was, which says how to ask it."""
+"""Key in the config.json of trained or merged weights: the catalogue name of their origin, for how to prompt them."""
 
 
 def of_base(base: str) -> Checkpoint | None:
-    """The checkpoint that an adapter names as its base, on this machine or another's; None outside the catalogue."""
+    """Return the checkpoint that an adapter, of any machine, names as its base; None outside the catalogue."""
     made, config = re.fullmatch(r"(.+)-[0-9a-f]{12}", Path(base).name), {}
-    with contextlib.suppress(OSError, ValueError, TypeError):  # no folder, or damaged: who loads it says so
+    with contextlib.suppress(OSError, ValueError, TypeError):  # no folder, or damaged: loading it reports this
         config = dict(json.loads(Path(base, "config.json").read_text(encoding="utf-8")))
     own = find(MADE_HERE.get(made[1], "") if made else "") or find(lasting_name(base))
     return own or trained_from(config, base)
 
 
 def trained_from(config: Mapping[str, Any], place: str) -> Checkpoint | None:
-    """The checkpoint at a place whose weights were the catalogue's, by its config; None where they were not, or have
-    another shape since."""
+    """Return the checkpoint at a place if, by its config, its weights come from the catalogue; None if they do not, or
+    if their shape has changed."""
     known, place = CATALOGUE.get(config.get(KEPT_NAME) or ""), lasting_name(place)
     if known is None or (known.layers, known.vocabulary) != (config.get("num_hidden_layers"), config.get("vocab_size")):
         return None
@@ -210,7 +210,7 @@ def trained_from(config: Mapping[str, Any], place: str) -> Checkpoint | None:
 
 
 def lasting_name(base: str) -> str:
-    """A base as an adapter is to name it: a folder in the hub's cache by its hub id, any other by its whole path."""
+    """Name a base as an adapter records it: a folder in the hub's cache by hub id, any other folder by full path."""
     if not is_folder(base, Path(base)):
         return base
     whole = os.path.realpath(base)
@@ -219,15 +219,15 @@ def lasting_name(base: str) -> str:
 
 
 def nearest(name: str) -> list[str]:
-    """The catalogue's names that look most like ``name``; all where none does."""
+    """Return the catalogue's names most similar to ``name``; all names if none is similar."""
     last = name.lower().split("/")[-1]
     return difflib.get_close_matches(last, CATALOGUE, cutoff=0.3) or list(CATALOGUE)
 
 
 def checkpoint_from_config(name: str, config: PreTrainedConfig, chat_template: str | None) -> Checkpoint:
-    """A checkpoint outside the catalogue, from its transformers config and chat template."""
+    """Describe a checkpoint outside the catalogue from its transformers config and chat template."""
     text = config.get_text_config()
-    heads = text.num_attention_heads  # other families may leave out what Qwen3's config has
+    heads = text.num_attention_heads  # other families may lack fields of Qwen3's config
     return Checkpoint(
         name=name,
         repository=name,
@@ -247,8 +247,8 @@ def checkpoint_from_config(name: str, config: PreTrainedConfig, chat_template: s
 
 
 def _uncounted(text: PreTrainedConfig) -> str:
-    """By transformers' config fields: Qwen3-MoE has num_experts, Mixtral num_local_experts, and the layer types of
-    Qwen3-Next name linear_attention."""
+    """Name what has no formula, by transformers' config fields: Qwen3-MoE has num_experts, Mixtral num_local_experts,
+    and Qwen3-Next has linear_attention among its layer types."""
     if getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None):
         return "a mixture of experts"
     kinds = getattr(text, "layer_types", None) or ()
@@ -257,7 +257,7 @@ def _uncounted(text: PreTrainedConfig) -> str:
 
 
 def thinks_by_template(chat_template: str) -> Thinks:
-    """Qwen3's hybrid template asks enable_thinking, the Thinking one ends every prompt with <think>."""
+    """Classify a chat template: Qwen3's hybrid one reads enable_thinking, the Thinking one ends prompts with <think>."""
     if "enable_thinking" in chat_template:
         return "by choice"
     return "always" if f"{OPEN}\\n'" in chat_template else "never"

@@ -11,11 +11,11 @@ from typing import Any
 
 INSTEAD = "(not shown)"
 
-SHORT = 6  # characters; shorter values, such as 1 or true, are no secrets, and stand in every text
+SHORT = 6  # characters; shorter values, such as 1 or true, are not secrets and occur in any text
 
 _NAMES = r"(?i:api[-_]?key|access[-_]?key|secret(?:[-_]?key)?|private[-_]?key|auth[-_]?key|passw(?:or)?d)"
 _GIVEN = r"[\"']?\]?\s*[=:]\s*[frb]?[\"']"
-"""Between a name and its quoted value: of an assignment, an argument, an item of a dict."""
+"""Matches between a name and its quoted value, in an assignment, an argument or a dict item."""
 
 LOOKS_SECRET = re.compile(
     "|".join(
@@ -27,7 +27,7 @@ LOOKS_SECRET = re.compile(
             r"\beyJ[\w-]{10,}\.eyJ[\w-]+\.[\w-]+",  # JWT
             r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\w\s+/=]*",
             r"hooks\.slack\.com/services/[\w/]+|discord(?:app)?\.com/api/webhooks/[\w/-]+",
-            r"(?<=://)[^\s/@\"'{}]+:[^\s/@\"']+(?=@)",  # the user and password of an address
+            r"(?<=://)[^\s/@\"'{}]+:[^\s/@\"']+(?=@)",  # the user and password in a URL
             rf"[?&](?:[\w-]*{_NAMES}|[\w-]*token|key)=(?P<asked>[^\s&\"'{{}}]{{{SHORT},}})",
             rf"(?i:authorization){_GIVEN}(?:\w+ )?+(?P<header>[^\s\"'{{}}]{{{SHORT},}})",
             r"\bBearer (?P<bearer>(?=\S*\d)[\w.~+/=-]{8,})",
@@ -36,7 +36,7 @@ LOOKS_SECRET = re.compile(
         )
     )
 )
-"""A provider's own form, a header, or a value under a secret's name."""
+"""Matches a provider's own format, a header, or a value under a secret's name."""
 
 _values: dict[str, str] = {}
 
@@ -51,7 +51,7 @@ def is_hidden(name: str, value: str | None) -> bool:
 
 
 def without_hidden(text: str) -> str:
-    """The text with "(not shown)" in place of every hidden value, and of what looks like a secret.
+    """Replace every hidden value, and what looks like a secret, by "(not shown)".
 
     >>> without_hidden("https://judge.example/score?model=a&api_key=12345678")
     'https://judge.example/score?model=a&api_key=(not shown)'
@@ -63,7 +63,7 @@ def without_hidden(text: str) -> str:
 
 
 def _hidden(match: re.Match[str]) -> str:
-    value = next(filter(None, match.groups()), match[0])  # of "api_key=..." the value alone
+    value = next(filter(None, match.groups()), match[0])  # of "api_key=...", only the value
     return match[0].replace(value, INSTEAD)
 
 
@@ -71,7 +71,7 @@ SECRET = re.compile(r"token(?!s|izer)|key|secret|password", re.IGNORECASE)
 
 
 def shown(name: str, value: Any) -> str:
-    """A value for a message, cut short; never one that could be a secret."""
+    """Format a value for a message, cut short, or without it if it could be a secret."""
     text = repr(value)
     if SECRET.search(name) or "hf_" in text:
         return INSTEAD
@@ -79,15 +79,15 @@ def shown(name: str, value: Any) -> str:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Whether a setting is left out of what is written down of a run."""
+    """Whether a setting holds a secret, so that the record of a run leaves it out."""
     return isinstance(value, str | Mapping | list | tuple) and without_secrets(value, name) != value
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """A setting as it may be written down: at any depth no hidden value, and no text under a secret's name.
+    """Remove secrets from a setting, at any depth: hidden values, and all text under a secret's name.
 
     Args:
-        name: of the setting, or the key in one that is a dict; with a secret's its text is left out whole.
+        name: the setting's name, or the key in a dict; if it is a secret's name, the whole text is left out.
     """
     if isinstance(value, str):
         return INSTEAD if SECRET.search(name) else without_hidden(value)
