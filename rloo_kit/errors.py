@@ -9,7 +9,7 @@ from rloo_kit.redact import without_hidden
 
 
 class RLOOKitError(Exception):
-    """Base of the kit's errors: ``what`` is one clause, ``where`` a function, sample or value, ``todo`` an instruction."""
+    """Base of the kit's errors: ``what`` is a clause, ``where`` a function, sample or value, ``todo`` what to do."""
 
     def __init__(self, what: str, *, where: str = "", todo: str = "") -> None:
         self.what, self.where, self.todo = map(without_hidden, (what, where, todo))

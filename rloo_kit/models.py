@@ -257,7 +257,7 @@ def _uncounted(text: PreTrainedConfig) -> str:
 
 
 def thinks_by_template(chat_template: str) -> Thinks:
-    """Classify a chat template: Qwen3's hybrid one reads enable_thinking, the Thinking one ends prompts with <think>."""
+    """Classify a template: Qwen3's hybrid one reads enable_thinking, the Thinking one ends prompts with <think>."""
     if "enable_thinking" in chat_template:
         return "by choice"
     return "always" if f"{OPEN}\\n'" in chat_template else "never"

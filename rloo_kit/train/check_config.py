@@ -1,7 +1,7 @@
-"""Check a run's settings: types, ranges, and which of them do not go together.
+"""Check a run's settings: types, ranges, and combinations that contradict each other.
 
-A range refuses what cannot train, not what trains badly, of which :mod:`rloo_kit.watch` speaks; what transformers and
-TRL refuse clearly, before a step, is left to them.
+A range rejects values that cannot train; values that train badly are left to :mod:`rloo_kit.watch`.  Settings that
+transformers and TRL reject clearly, before the first step, are left to them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 INFINITE = AllowInfNan(True)
 
 HANDLERS: dict[str, Handler] = {}
-"""Functions given as ``on_unhealthy``, by the name under which a configuration keeps them: it is saved with every
-checkpoint, and a notebook's functions cannot be."""
+"""Functions given as ``on_unhealthy``, by the name that a configuration stores in their place: it is saved with every
+checkpoint, and functions of a notebook cannot be saved."""
 
 DICTS = ("generation_kwargs", "chat_template_kwargs", "model_init_kwargs", "lr_scheduler_kwargs")
 
@@ -52,10 +52,10 @@ RANGES: dict[Hint, str] = {
     Annotated[float, Gt(0), INFINITE]: "reward_limit",
     tuple[Annotated[float, INFINITE], Annotated[float, INFINITE]] | None: "reward_clip_range",
     dict[str, Any] | None: " ".join(DICTS),
-    # transformers replaces them by objects of its own, and checks them itself.
+    # transformers replaces these values by its own objects, and checks them itself.
     Any: "accelerator_config fsdp fsdp_config debug deepspeed liger_kernel_config report_to",
 }
-"""Types of settings, narrowed where a value is never meant."""
+"""Type -> names of its settings; ranges exclude values that are never intended."""
 
 ADVICE = {
     "num_generations": "the leave-one-out baseline needs at least 2 completions per prompt; 4 to 8 is usual",
@@ -65,14 +65,14 @@ ADVICE = {
     "reward_clip_range": "give (low, high) with low < high, or None",
     "on_unhealthy": "leave it at 'warn', or pass a function that takes the Finding",
 }
-"""What to do about a value; for the others, leave it out."""
+"""Setting -> what to do about a wrong value; the advice for all others is to leave it out."""
 
 
 def checked(given: Mapping[str, Any], types: Mapping[str, Hint]) -> dict[str, Any]:
-    """Settings as plain Python has them, each of its type and within its range; else a ConfigError."""
+    """Return settings as plain Python has them; raise a ConfigError if one is not of its type or out of range."""
     given = dict(given)
     for name in given.keys() & set(DICTS):
-        with contextlib.suppress(ValueError, TypeError):  # a command line gives its JSON text
+        with contextlib.suppress(ValueError, TypeError):  # the command line passes JSON text
             given[name] = json.loads(given[name])
     registered = {
         "advantage_estimator": Literal[tuple(advantages.ESTIMATORS)],
@@ -82,7 +82,7 @@ def checked(given: Mapping[str, Any], types: Mapping[str, Hint]) -> dict[str, An
 
 
 def check_together(args: trl.RLOOConfig, processes: int = 1) -> None:
-    """Check settings, each of its type, against each other, for a run of that many processes."""
+    """Check settings, each already of its type, against each other, for a run of ``processes`` processes."""
     clip, k = args.reward_clip_range, args.num_generations
     steps = args.steps_per_generation or args.gradient_accumulation_steps
     rows = args.generation_batch_size or args.per_device_train_batch_size * processes * steps
@@ -100,7 +100,7 @@ def check_together(args: trl.RLOOConfig, processes: int = 1) -> None:
 
 
 def check_evaluation(args: trl.RLOOConfig, processes: int) -> None:
-    """Check the batch of an evaluation, which TRL does only where one is configured."""
+    """Check the batch of an evaluation; TRL checks it only if an evaluation is configured."""
     k, rows = args.num_generations_eval or args.num_generations, args.per_device_eval_batch_size * processes
     if rows % k:
         what = f"an evaluation's batch of {rows} completions does not divide into groups of {k}"
@@ -115,14 +115,14 @@ def _refuse(args: trl.RLOOConfig, what: str, todo: str, *names: str) -> NoReturn
 
 @contextlib.contextmanager
 def refused_as_ours(where: str, given: Mapping[str, object]) -> Iterator[None]:
-    """Turn what transformers, TRL or a logger refuses into a ConfigError, which names the arguments."""
+    """Turn an error of transformers, TRL or a logger into a ConfigError that names the arguments."""
     try:
         yield
     except (RLOOKitError, RewardValueError):
         raise
     except (ValueError, TypeError, KeyError, ImportError, NotImplementedError, OSError) as error:
         reason = " ".join(str(error).split())[:300]
-        # Of a choice that does not exist transformers names the value alone: "cosin is not a valid SchedulerType".
+        # For an unknown choice transformers names only the value: "cosin is not a valid SchedulerType".
         named = [name for name, value in given.items() if name in reason or reason.startswith(f"{value} is not")]
         what, todo = f"TRL or transformers refuses it: {reason}", "change what the message names"
         where = f"{where}({', '.join(named)})" if named else where
@@ -130,7 +130,7 @@ def refused_as_ours(where: str, given: Mapping[str, object]) -> Iterator[None]:
 
 
 def doubts(args: trl.RLOOConfig) -> Iterator[str]:
-    """Combinations that are legal but probably unintended, a sentence or two each; the caller warns of them."""
+    """Yield a sentence or two on each combination that is legal but probably unintended; the caller warns."""
     if args.beta and args.kl_placement == "loss" and args.kl_estimator == "k1":
         yield "kl_estimator='k1' in the loss has no effect: its expected gradient is 0. Use 'k2' or 'k3'."
     if args.beta and args.kl_placement != "loss" and args.use_bias_correction_kl:

@@ -1,7 +1,7 @@
-"""``RLOOConfig``: TRL's, with defaults that mean the same on a CPU and on a GPU, and with the old names.
+"""``RLOOConfig``: TRL's configuration, with the same defaults on a CPU and on a GPU, and with old argument names.
 
-On a GPU unsloth replaces TRL's config by one of its own with other defaults (learning rate, optimizer, batch, seed);
-here every such default is set.
+On a GPU unsloth replaces TRL's config by its own, which has other defaults (learning rate, optimizer, batch, seed);
+this class sets every such default.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import torch  # noqa: E402 - unsloth first
 import trl  # noqa: E402
 import unsloth  # noqa: E402
 
-if TYPE_CHECKING:  # with every argument written out
+if TYPE_CHECKING:  # a stub with every argument written out
     from datasets import Dataset
 
     from rloo_kit.memory.policy_tensors import Plannable
@@ -41,67 +41,67 @@ else:
     Base = trl.RLOOConfig
 
 PRECISION = "ACCELERATE_MIXED_PRECISION"
-"""Where bf16 and fp16 are both False transformers takes this variable's (training_args.py, ``__post_init__``)."""
+"""If bf16 and fp16 are both False, transformers reads this variable (training_args.py, ``__post_init__``)."""
 
 
 @dataclass(init=False)
 class RLOOConfig(Base):
     """TRL's ``RLOOConfig``, argument for argument, with these defaults and additions.
 
-    The defaults are for a real Qwen3 on a small card; what unsloth would change on a GPU stands at TRL's own value.
-    Precision follows the device: bfloat16 where a GPU has it, else float16; a CPU computes in what its policy was
-    loaded in.  ``seed`` governs the order of prompts and the sampling; the LoRA's first values are ``load_policy``'s.
+    The defaults suit a real Qwen3 on a small card; settings that unsloth would change on a GPU keep TRL's values.
+    Precision follows the device: bfloat16 if a GPU has it, else float16; a CPU computes in the dtype its policy was
+    loaded in.  ``seed`` governs prompt order and sampling; ``load_policy`` seeds the LoRA's initial values.
 
     Added, the method:
         advantage_estimator: "rloo", "grpo", "dr_grpo", "reinforce", or a pure function of the rewards (groups, K)
             that returns advantages of that shape; see :mod:`rloo_kit.advantages`.
-        kl_placement: "reward" takes beta x KL, summed over a completion, off its reward (Ahmadian et al. 2024
-            and TRL); "loss" adds beta x KL per token to the loss (GRPO).
-        kl_estimator: "k1", "k2" or "k3"; None is k1 in the reward, as in TRL, and k2 in the loss, where its
+        kl_placement: "reward" subtracts beta x KL, summed over a completion, from its reward (Ahmadian et al.
+            2024 and TRL); "loss" adds beta x KL per token to the loss (GRPO).
+        kl_estimator: "k1", "k2" or "k3"; None means k1 in the reward, as in TRL, and k2 in the loss, where its
             gradient is that of each token's KL divergence.
         loss_aggregation: "seq-mean-token-sum" (TRL's RLOO), "seq-mean-token-mean" (GRPO), "token-mean" (DAPO) or
             "seq-mean-token-sum-norm" (Dr. GRPO).
-        importance_sampling_level: a ratio for each "token" (GRPO), or for each "sequence", normalised by its length
-            (GSPO). None: one per completion, as TRL's RLOO, for "seq-mean-token-sum", else one per token.
+        importance_sampling_level: one ratio per "token" (GRPO), or per "sequence", normalised by its length (GSPO).
+            None means one per completion for "seq-mean-token-sum", as in TRL's RLOO, else one per token.
         use_bias_correction_kl: multiply a KL term in the loss by the ratio, as TRL's GRPO does: the expected
             gradient of k3 is then that of each token's KL(policy || reference).
 
     Added, less work or memory for the same update:
-        single_pass: leave out the forward pass for the old log-probabilities where each generation batch is
-            used once.  With beta in the reward, whole groups must fit a micro-batch for it.
-        skip_zero_variance_groups: leave completions without a signal out of the training pass.  None: where beta is 0,
-            so that the update stays the same.  True drops zero-variance groups (all advantages before the KL term are
-            0) also where beta is above 0, and with them their KL term.  False trains on all.
+        single_pass: skip the forward pass for the old log-probabilities if each generation batch is used once.
+            With a KL term in the reward, each micro-batch must hold whole groups.
+        skip_zero_variance_groups: leave completions without a signal out of the training pass.  None means only if
+            beta is 0, so that the update stays the same.  True drops zero-variance groups (all advantages before the
+            KL term are 0) and their KL term even if beta is above 0.  False trains on all.
         fast_sampling: on a CPU, draw tokens by inverse CDF and stop computing completions that have ended
-            (same distribution, a fraction of the time); on a GPU, read lm_head once a token, and for many rows
-            hold 4-bit weights in 16 bit where there is room.
-        generation_rows: completions sampled at once, at most; the rest of the batch follows, slice by slice.  None: as
-            many as the memory plan says fit.  Where memory runs out all the same it is halved for the rest of the run.
+            (same distribution, a fraction of the time); on a GPU, read lm_head once per token, and for many
+            rows hold 4-bit weights in 16 bit if there is room.
+        generation_rows: largest number of completions sampled at once; the rest of the batch follows in slices.  None
+            means as many as the memory plan says fit.  If memory still runs out, it is halved for the rest of the run.
 
     Added, to see and to be safe:
-        progress: print a line per step that samples.  False prints only what goes wrong, and draws nothing.
-        live_plot: in a notebook, draw the run above its lines while it trains.
-        metric_for_best_model: "eval_reward" where the best checkpoint is asked for, since the loss reads about 0.
+        progress: print a line per step that samples.  False prints only problems, and plots nothing.
+        live_plot: in a notebook, plot the run above its lines while it trains.
+        metric_for_best_model: "eval_reward" if the best checkpoint is requested, since the loss stays near 0.
         on_unhealthy: "warn" prints what is wrong and the setting to change (:mod:`rloo_kit.watch`), "stop" also saves a
             checkpoint and ends the training; a function gets the ``Finding`` instead.
         reward_limit: largest magnitude a reward may have before it is taken for a mistake.
 
     TRL's that matter most:
-        num_generations: K: completions sampled for each prompt. The baseline of each is the mean of the other K - 1.
+        num_generations: K: completions sampled per prompt. The baseline of each is the mean reward of the other K - 1.
         per_device_train_batch_size: Completions in one forward and backward pass. Lower it first when memory is short.
         gradient_accumulation_steps: Passes in one update. Batch x accumulation is a multiple of K.
-        steps_per_generation: Passes between two rounds of sampling; None takes ``gradient_accumulation_steps``.
+        steps_per_generation: Passes between two rounds of sampling; None means ``gradient_accumulation_steps``.
         max_completion_length: Longest completion in tokens. ``evaluate`` counts a truncated one as wrong.
         learning_rate: AdamW's, for the LoRA. The first setting to lower when a run goes wrong.
         beta: Weight of the KL term that holds the policy near the reference; 0 saves the reference pass.
         temperature: Sampling temperature. Below 1, a prompt's completions become alike and teach less;
             small models can be incoherent at 1. ``policy.checkpoint.temperature`` is the checkpoint's.
         max_steps: Updates in the run; -1 trains ``num_train_epochs`` epochs instead.
-        output_dir: Log, checkpoints and picture of the run.
+        output_dir: Folder of the run's log, checkpoints and plot.
 
     Raises:
-        ArgumentError: an argument that does not exist, with the one that was meant or what to do instead.
-        ConfigError: a value out of range or two that contradict each other.
+        ArgumentError: an argument does not exist; the message suggests another, or what to do instead.
+        ConfigError: a value is out of range, or two values contradict each other.
     """
 
     # The kit's own.
@@ -121,7 +121,7 @@ class RLOOConfig(Base):
     live_plot: bool = True
     on_unhealthy: str = "warn"
     reward_limit: float = 1e6
-    # TRL's, for a real Qwen3 on a small card.
+    # TRL's settings, for a real Qwen3 on a small card.
     output_dir: str | None = "out/rloo"
     num_generations: int | None = Configured.num_generations
     beta: float = Configured.beta
@@ -132,7 +132,7 @@ class RLOOConfig(Base):
     save_steps: float = 25
     save_total_limit: int | None = 2
     disable_tqdm: bool | None = True
-    # What unsloth's generated config changes on a GPU, at TRL's values.
+    # Settings that unsloth's generated config changes on a GPU, at TRL's values.
     optim: str = Configured.optim
     weight_decay: float = 0.0
     warmup_steps: float = 0
@@ -140,12 +140,12 @@ class RLOOConfig(Base):
     torch_empty_cache_steps: int | None = None
     logging_nan_inf_filter: bool = False
     include_num_input_tokens_seen: str | bool = "no"
-    # In place of an 8 unsloth puts the train batch.  Where none is asked for it is rounded up to whole groups.
+    # unsloth replaces an 8, TRL's default, by the train batch.  If none is given, 4 is rounded up to whole groups.
     per_device_eval_batch_size: int = 4
     eval_accumulation_steps: int | None = None
     generation_kwargs: dict[str, Any] | str | None = None
 
-    reasons = tuple[Any, ...]()  # of suggested: (setting, value, why)
+    reasons = tuple[Any, ...]()  # set by suggested: (setting, value, why)
 
     def _settle(self, output_dir: str | None = None, **kwargs: Any) -> None:
         kwargs |= {} if output_dir is None else {"output_dir": output_dir}
@@ -162,7 +162,7 @@ class RLOOConfig(Base):
             values["kl_estimator"] = "k2" if values["kl_placement"] == "loss" else "k1"
         if values.get("load_best_model_at_end") or values.get("save_strategy") == "best":
             values.setdefault("metric_for_best_model", "eval_reward")  # transformers would take the loss
-        # Before any of TRL's or unsloth's code runs, which changes what does not go together.
+        # Checked before TRL's and unsloth's code runs, which changes settings that contradict each other.
         complete: Any = SimpleNamespace(**defaults | values)
         check_config.check_together(complete, multi_process.process_count())
         for doubt in check_config.doubts(complete):
@@ -177,20 +177,20 @@ class RLOOConfig(Base):
         __init__ = _settle
 
     def given(self) -> dict[str, Any]:
-        """What it was made with, by today's names, and what was set on it since."""
+        """Return the settings it was made with, by today's names, and those set since."""
         made = self._as_made
         return self._given | {n: v for n, v in vars(self).items() if n in made and v != made[n]}
 
     @classmethod
     def from_grpo(cls, config: trl.GRPOConfig, **changes: Any) -> Self:
-        """The configuration whose update is that of TRL's ``GRPOTrainer`` with this ``GRPOConfig``.
+        """Return the configuration whose update matches TRL's ``GRPOTrainer`` with this ``GRPOConfig``.
 
-        What the update depends on is carried over, and of the rest what differs from ``GRPOConfig``'s defaults;
-        ``changes``, by our names or GRPO's, take its place: ``from_grpo(config, advantage_estimator="rloo")`` changes
-        the advantages alone.
+        Settings that the update depends on are carried over, others only if they differ from ``GRPOConfig``'s
+        defaults.  ``changes``, by our names or GRPO's, override them: ``from_grpo(config, advantage_estimator="rloo")``
+        changes only the advantages.
 
         Raises:
-            ArgumentError: a setting that only GRPO's trainer has.
+            ArgumentError: a setting exists only in GRPO's trainer.
         """
         return cls(**renamed_args.of_grpo(config, changes, known_names(cls)))
 
@@ -203,13 +203,13 @@ class RLOOConfig(Base):
         card: str | float | None = None,
         **given: Any,
     ) -> Self:
-        """Settings for a policy and a task, or a dataset, by the memory plan, lengths and what was measured.
+        """Suggest settings for a policy and a task or dataset, from the memory plan, lengths and measured runs.
 
-        What is ``given`` stays as it is; None leaves the choice.  Settings, values and reasons are printed, and kept
-        as ``reasons``.  ``card`` plans for a GPU that is not here; the policy may then be a name.
+        Settings in ``given`` stay as they are; None leaves the choice.  Settings, values and reasons are printed, and
+        kept as ``reasons``.  ``card`` plans for a GPU that is not here; the policy may then be a name.
 
         Raises:
-            ConfigError: no batch of the policy fits, or a size that is given is none.
+            ConfigError: no batch of the policy fits, or a given size is invalid.
         """
         from rloo_kit.train.suggested import suggest
 
@@ -223,10 +223,10 @@ class RLOOConfig(Base):
         output.say("\n".join(map(str, rows)))
         return config
 
-    # --- tokens: kept by the configuration and its copies, and left out of what is shown, logged and pickled --
+    # --- tokens: kept by the configuration and its copies, left out of all that is printed, logged or pickled --
 
     def to_dict(self) -> dict[str, Any]:
-        """As transformers has it, for loggers: no token, and no value from .env."""
+        """Return the settings for loggers, as transformers does, without tokens and values from .env."""
         return {name: without_secrets(value, name) for name, value in super().to_dict().items()}
 
     def __str__(self) -> str:
@@ -236,9 +236,9 @@ class RLOOConfig(Base):
     __repr__ = __str__
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a checkpoint's ``training_args.bin``, which people publish."""
+        """Return the state for a checkpoint's ``training_args.bin``, without secrets: people publish that file."""
         kept = {name: without_secrets(value, name) for name, value in vars(self).items()}
-        return kept | {"hub_token": None}  # who unpickles it pushes with a token of their own
+        return kept | {"hub_token": None}  # the reader of a published file must use their own token
 
     def __copy__(self) -> Self:
         copied = type(self).__new__(type(self))
@@ -256,7 +256,7 @@ OWN = tuple(n for n in inspect.get_annotations(RLOOConfig) if n not in trl.RLOOC
 
 
 def known_names(config_class: type) -> set[str]:
-    """The arguments that a configuration takes: its fields, and what unsloth's generated class adds."""
+    """Return the arguments that a configuration takes: its fields, and those that unsloth's generated class adds."""
     known = {field.name for field in dataclasses.fields(config_class) if field.init}
     return known | set(inspect.signature(trl.RLOOConfig.__init__).parameters) - {"self", "kwargs"}
 
@@ -269,8 +269,8 @@ def types() -> Mapping[str, Hint]:
 
 
 def check(args: trl.RLOOConfig) -> trl.RLOOConfig:
-    """A configuration that the trainer was given, checked as it is now: read from a file, or changed since it was made.
-    A plain ``trl.RLOOConfig`` comes back as a copy, with the kit's settings at what it means."""
+    """Check a configuration as it is now, since it may have been read from a file or changed after it was made.
+    A plain ``trl.RLOOConfig`` comes back as a copy, with the kit's settings at the values that match plain TRL."""
     if not isinstance(args, RLOOConfig):
         plain = {"kl_estimator": "k1", "skip_zero_variance_groups": False, "live_plot": False, **PLAIN}
         theirs, args = vars(args), copy.copy(args)
@@ -290,7 +290,7 @@ def _keep_functions(given: dict[str, Any]) -> None:
 
 
 def _precision(given: Mapping[str, Any]) -> dict[str, bool]:
-    """The device's 16-bit type, unless the configuration names one."""
+    """Choose the device's 16-bit type, unless the configuration names one."""
     named, on_gpu = given.get("bf16") or given.get("fp16"), torch.cuda.is_available()
     if named and not on_gpu:
         output.warn("bf16 and fp16 of RLOOConfig have no effect on a CPU. What to do: leave them out.")
@@ -301,8 +301,8 @@ def _precision(given: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def signature(config_class: type) -> inspect.Signature:
-    """All arguments, for ``help``, for what completes in a notebook, and for ``signature.pyi`` (scripts/docs.py):
-    ``output_dir``, which may be given by place, the kit's own, and TRL's."""
+    """Return all arguments, for ``help``, notebook completion and ``signature.pyi`` (scripts/docs.py): ``output_dir``,
+    the only positional one, then the kit's own, then TRL's."""
     kind = inspect.Parameter
     defaults = {field.name: field.default for field in dataclasses.fields(config_class) if field.init}
     kinds: dict[str, Any] = dict.fromkeys(("output_dir", *OWN, *defaults), kind.KEYWORD_ONLY)

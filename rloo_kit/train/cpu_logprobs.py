@@ -1,9 +1,9 @@
 """Log-probabilities of sampled tokens on a CPU, with less work: the head in tiles, and each distinct prompt once.
 
-The head's tiles of the vocabulary stay in cache, in place of unsloth's chunks of whole rows (unsloth_zoo/cpu/ops.py,
-``_ChunkedLogProbs``); only where that is exact (:func:`is_exact`).  Prompts go once, and not once for each of their K
-completions, into transformers' own cache, gradient included, and the completions go on from it; only where that can be
-done (:func:`fits`).  Columns and positions are those of the plain pass, so padding on the left stays where it is.
+The head works on tiles of the vocabulary that stay in cache, not on unsloth's chunks of whole rows
+(unsloth_zoo/cpu/ops.py, ``_ChunkedLogProbs``), if that is exact (:func:`is_exact`).  Each prompt runs once, not once
+per completion: its keys and values enter transformers' own cache, with their gradient, and its K completions continue
+from there, if that is possible (:func:`fits`).  Columns and positions match the plain pass, left padding included.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from transformers import DynamicCache
 
 from rloo_kit.policy.cpu_products import product
 
-CPU_TILE = 512  # positions and words whose logits are computed at once: 1 MiB, which a core's own cache holds
-FAR = 30.0  # how far a logit may be above its row's reference: e^30 is far from float32's largest number
-FEWEST = 2  # rows a prompt, on average: below, two passes cost about what the tokens left out would have
+CPU_TILE = 512  # positions, and tokens of the vocabulary, in a tile of logits: 1 MiB, which fits a core's own cache
+FAR = 30.0  # how far a logit may exceed its row's reference: e^30 is far below float32's largest number
+FEWEST = 2  # mean rows per prompt: with fewer, two passes cost about as much as the skipped tokens save
 
 
 @contextmanager
 def in_tiles(entropy: bool) -> Iterator[None]:
-    """While inside, TRL's fused head, if unsloth's for CPUs, computes in exact tiles, the entropy only if asked for."""
+    """Make TRL's fused head, if it is unsloth's for CPUs, compute in exact tiles, the entropy only if asked for."""
     from trl.trainer import utils
 
     kernel = utils._ChunkedLogProbFunction
@@ -51,7 +51,7 @@ def _head(
 
 
 def is_exact(hidden: torch.Tensor, weight: torch.Tensor, bias: object, softcap: object, outputs: Sequence[str]) -> bool:
-    """Whether tiles compute what is asked for: float32 on a CPU, a plain frozen matrix, no cap, no further outputs."""
+    """Whether tiles are exact: float32 on a CPU, a frozen matrix without bias, no softcap, no further outputs."""
     return (
         hidden.device.type == weight.device.type == "cpu"
         and hidden.dtype == weight.dtype == torch.float32
@@ -66,11 +66,11 @@ def is_exact(hidden: torch.Tensor, weight: torch.Tensor, bias: object, softcap: 
 
 class LogProbs(torch.autograd.Function):
     """Log-probabilities (positions,), and entropies or None, of softmax(slope x hidden weight^T).  The gradient of the
-    first is formed in the forward pass; the entropies, which are logged, have none."""
+    log-probabilities is formed in the forward pass; the entropies are only logged and have none."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Of hidden (positions, H), weight (V, H), targets (positions,), slope; whether entropies and a gradient."""
+        """Take hidden (positions, H), weight (V, H), targets (positions,), slope, and flags entropy and gradient."""
         hidden, weight, targets, slope, entropy, gradient = given
         starts = range(0, len(hidden), CPU_TILE)
         blocks = [
@@ -87,14 +87,14 @@ class LogProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, of_log_probs: torch.Tensor, _: object) -> tuple[torch.Tensor | None, ...]:
-        """The hidden states' gradient alone."""
+        """Return a gradient for the hidden states only."""
         return ctx.saved_tensors[0] * of_log_probs.unsqueeze(1), *[None] * 5
 
 
 def _of_rows(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, means: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Log-probabilities of a block of rows, and if ``means`` entropies and gradients (rows, H).  1 - p is never found
+    """Log-probabilities of a block of rows, and if ``means`` entropies and gradients (rows, H).  1 - p is not computed
     by subtraction: with q the softmax of the other tokens, log p = -softplus(log sum of others - logit), dlog p /
     dhidden = (1 - p)(row - E_q[row]), and the entropy is that of {p, 1 - p} plus (1 - p) times q's."""
     own = weight[targets]
@@ -116,27 +116,27 @@ def _of_rows(
         total += chances.sum(1, keepdim=True)
         if mean_row is not None:
             mean_row += product(chances, tile.t())
-    total.clamp_(min=torch.finfo(total.dtype).tiny)  # all may lie far below the target
+    total.clamp_(min=torch.finfo(total.dtype).tiny)  # all other logits may lie far below the target's
     log_others = total.log() + reference
     log_prob, log_rest = -softplus(log_others - logit), -softplus(logit - log_others)
     if mean_row is None:
         return log_prob.squeeze(1), None, None
     mean_row /= total
     rest = log_rest.exp()
-    of_others = log_others - (hidden * mean_row).sum(1, keepdim=True)  # a linear function's mean value
+    of_others = log_others - (hidden * mean_row).sum(1, keepdim=True)  # q's entropy: logits are linear in rows
     entropies = rest * (of_others - log_rest) - log_prob.exp() * log_prob
     return log_prob.squeeze(1), entropies.squeeze(1), (own - mean_row).mul_(rest)
 
 
 class PromptCache(DynamicCache):
-    """Keys and values of distinct prompts; with ``rows`` set, read for each row and no longer added to."""
+    """Keys and values of distinct prompts; once ``rows`` is set, they are read for each row and no longer extended."""
 
-    rows: torch.Tensor | None = None  # the prompt of each row
+    rows: torch.Tensor | None = None  # index of each row's prompt
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values (rows, heads, tokens, width) of the prompts and then of the tokens given."""
+        """Return keys and values (rows, heads, tokens, width) of the prompts, followed by those of the given tokens."""
         if self.rows is None:
             return super().update(key_states, value_states, layer_idx, *args, **kwargs)
         held: Any = self.layers[layer_idx]
@@ -147,8 +147,8 @@ class PromptCache(DynamicCache):
 
 
 def sharing(model: Any, ids: torch.Tensor, mask: torch.Tensor, width: int) -> Any:
-    """The model, or where it fits what TRL may call in its place, for completions of ``width`` columns."""
-    # The prompts' last token goes with the completions: it predicts their first.
+    """Return what TRL calls for completions of ``width`` columns: a pass with shared prompts if it fits, or the model."""
+    # A prompt's last token goes with its completions, since it predicts their first token.
     start = ids.size(1) - width - 1
     if start < 1:
         return model
@@ -162,8 +162,8 @@ def sharing(model: Any, ids: torch.Tensor, mask: torch.Tensor, width: int) -> An
 
 
 def fits(model: Any, backbone: Any) -> bool:
-    """Whether the pass goes on from a cache as it would from the tokens: transformers' own forward on a CPU, attention
-    to all earlier tokens in each layer, and no layer computed again for its gradient (there is no cache then)."""
+    """Whether continuing from a cache equals the whole pass: transformers' own forward on a CPU, attention to all
+    earlier tokens in each layer, no layer recomputed for its gradient (there is no cache then), no prompt learning."""
     config = backbone.config
     recomputed = any(getattr(module, "gradient_checkpointing", False) for module in backbone.modules())
     return (
@@ -187,7 +187,7 @@ def _shared(
     labels: torch.Tensor,
     **kwargs: Any,
 ) -> Any:
-    """What the model says of the rows; its log-probabilities are of the completions' tokens alone."""
+    """Run each prompt once, then the rows from the cache; log-probabilities cover only the completions' tokens."""
     cache, start = PromptCache(), prompts.size(-1)
     backbone(input_ids=prompts[:, 0], attention_mask=prompts[:, 1], past_key_values=cache, use_cache=True)
     cache.rows = rows

@@ -1,4 +1,4 @@
-"""Only finite gradients reach a weight, and fp16's search for a loss scale has an end."""
+"""Let only finite gradients reach the weights, and end fp16's search for a loss scale."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 FIRST_LOSS_SCALE = 1024.0
 """Where fp16's loss scaler starts.  torch starts at 65536, which suits a loss that is a mean over tokens.  RLOO's is a
-sum over some hundred tokens of a completion, and each overflow costs a step's completions to halve the scale."""
+sum over hundreds of tokens of a completion, and each overflow wastes a step's completions to halve the scale."""
 
-NO_SCALE_LEFT = 1.0  # below it the gradient is too large, not the scale
+NO_SCALE_LEFT = 1.0  # below this scale, the gradient itself is too large
 
 
 def check_gradients(model: torch.nn.Module, accelerator: Accelerator, step: int) -> None:
@@ -23,7 +23,7 @@ def check_gradients(model: torch.nn.Module, accelerator: Accelerator, step: int)
     skips a step whose gradient overflows, and halves its scale; it would do so forever.
 
     Raises:
-        NonFiniteError: before the optimizer's ``step``; the weights are those of the last good one.
+        NonFiniteError: a gradient is not finite; the weights, not yet updated, are those of the last good step.
     """
     scaler = _scaler_of(accelerator)
     if scaler is not None and scaler.get_scale() >= NO_SCALE_LEFT:
@@ -40,10 +40,10 @@ def check_gradients(model: torch.nn.Module, accelerator: Accelerator, step: int)
 
 
 def reset_loss_scale(accelerator: Accelerator) -> None:
-    """Works around: a step that stopped between unscaling and updating leaves its mark in fp16's loss scaler, and the
-    next run of the trainer fails with "unscale_() has already been called".  (A resumed one loads its checkpoint's.)"""
+    """Works around: a step that stopped between unscaling and updating leaves its state in fp16's loss scaler, and the
+    trainer's next run fails with "unscale_() has already been called".  (A resumed run loads its checkpoint's.)"""
     if (scaler := _scaler_of(accelerator)) is not None:
-        scaler.scale(torch.zeros((), device=accelerator.device))  # one that was never used cannot be updated
+        scaler.scale(torch.zeros((), device=accelerator.device))  # a scaler that was never used cannot be updated
         scaler.update(new_scale=FIRST_LOSS_SCALE)
 
 

@@ -1,9 +1,9 @@
-"""The policy-gradient loss of a micro-batch, and what each completion weighs in it: tensors in, tensors out.
+"""The policy-gradient loss of a micro-batch, and each completion's weight in it: tensors in, tensors out.
 
-The loss of an update is a weighted sum over its completions, and a completion's weight is settled once, over all that
-share the update: it does not matter how they are then cut into micro-batches and spread over processes, nor whether
-those without a signal are left out.  Several generation batches of an update are averaged (where neither
-``steps_per_generation`` nor ``gradient_accumulation_steps`` divides the other: :class:`.microbatches.Layout`).
+The loss of an update is a weighted sum over its completions.  Each weight is computed once, over all completions that
+share the update, so it does not matter how they are cut into micro-batches and spread over processes, nor whether those
+without a signal are left out.  An update averages several generation batches, or parts of them if neither
+``steps_per_generation`` nor ``gradient_accumulation_steps`` divides the other (:class:`.microbatches.Layout`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 AGGREGATIONS = ("seq-mean-token-sum", "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm")
 """How tokens and completions are averaged, under verl's names (its ``loss_agg_mode``)."""
 
-LEVELS = ("completion", "token", "sequence")  # what has a ratio of its own; see policy_loss
+LEVELS = ("completion", "token", "sequence")  # the unit that has its own ratio; see policy_loss
 
 
 def row_weights(
     aggregation: str, tokens: torch.Tensor, total_rows: int, total_tokens: int, longest: int
 ) -> torch.Tensor:
-    """What each completion weighs in the loss of its update; (rows,) float32.
+    """Return each completion's weight in the loss of its update; (rows,) float32.
 
     Args:
         aggregation: one of :data:`AGGREGATIONS`, for completions o_i of an update of N:
@@ -29,7 +29,7 @@ def row_weights(
             - ``token-mean``: 1 / sum |o_j|, DAPO's (Yu et al. 2025, arXiv 2503.14476, equation 8).
             - ``seq-mean-token-sum-norm``: 1 / (N longest), Dr. GRPO's (Liu et al. 2025, arXiv 2503.20783).
         tokens: (rows,) scored tokens of each completion.
-        total_rows, total_tokens: of those that share the update, over all processes.
+        total_rows, total_tokens: of all completions that share the update, over all processes.
         longest: ``max_completion_length``.
     """
     one = torch.ones_like(tokens, dtype=torch.float32)
@@ -50,17 +50,17 @@ def policy_loss(
     level: str,
     clip: tuple[float, float],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The clipped surrogate of each completion, summed over its tokens (Schulman et al. 2017, equation 7).
+    """Return the clipped surrogate loss of each completion, summed over its tokens (Schulman et al. 2017, equation 7).
 
     Args:
         logps, old_logps: (rows, tokens) log-probabilities of the sampled tokens, now and when they were sampled.
         advantages: (rows,).
         mask: (rows, tokens), 0 where a token does not count, whatever its log-probabilities.
-        level: "completion", one ratio for the whole completion, the product of its tokens', as in TRL's RLOO;
-            "token", one per token, as in GRPO; "sequence", the geometric mean of a completion's tokens', which stands
-            at each of them, as in GSPO (Zheng et al. 2025, arXiv 2507.18071, equation 7).
+        level: "completion": one ratio per completion, the product of its tokens' ratios, as in TRL's RLOO;
+            "token": one per token, as in GRPO; "sequence": the geometric mean of a completion's token ratios, used
+            for each token, as in GSPO (Zheng et al. 2025, arXiv 2507.18071, equation 7).
             On policy, where all ratios are 1, the three have the same gradient.
-        clip: the ratio's lowest and highest value that is paid for.
+        clip: the lower and the upper bound to which the ratio is clipped.
 
     Returns:
         (rows,) losses, and ratios: (rows, tokens) at level "token", else (rows,).
@@ -81,7 +81,7 @@ def policy_loss(
 def clip_counts(
     ratio: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, clip: tuple[float, float]
 ) -> torch.Tensor:
-    """How many of :func:`policy_loss`'s ratios were clipped in this process; (3,): below, above, of all."""
+    """Count :func:`policy_loss`'s ratios that were clipped in this process; (3,): below, above, all ratios."""
     if ratio.ndim == 2:
         advantages, ratio = advantages.unsqueeze(1).expand_as(ratio)[mask.bool()], ratio[mask.bool()]
     low = (ratio < clip[0]) & (advantages < 0)
