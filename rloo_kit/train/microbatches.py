@@ -1,8 +1,8 @@
-"""Which completions go through the model, in which micro-batch, and with how little padding.
+"""Choose which completions go through the model, pack them into micro-batches, and cut padding.
 
-A completion whose advantage is 0 adds nothing to the gradient of the reward.  The others are packed into as few
-micro-batches as hold them, those of like length together, each cut to its own longest prompt and completion.  What a
-row weighs is settled before (:func:`.losses.row_weights`), so the update is the same.
+A completion whose advantage is 0 adds nothing to the gradient of the reward.  The others are packed by length into as
+few micro-batches as possible, each cut to its own longest prompt and completion.  Row weights are computed beforehand
+(:func:`.losses.row_weights`), so the update is the same.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Layout:
     rows: int  # completions in a micro-batch
     steps: int  # micro-batches in a generation batch (steps_per_generation)
     accumulation: int  # micro-batches in an update (gradient_accumulation_steps)
-    block: int  # rows that must stay together: K where advantages wait for the KL term, else 1
-    aggregation: str  # this and the next for losses.row_weights
+    block: int  # rows that must stay together: K if advantages wait for the KL term, else 1
+    aggregation: str  # this and the next field are for losses.row_weights
     longest: int
     trim: bool = True  # whether columns that are padding in all rows are cut off
-    # Whether none may be empty: where processes share the weights, a gradient of 0 that does not come of a pass through
-    # the model has a shard's shape, which DeepSpeed refuses.
+    # Whether no micro-batch may be empty: if processes share the weights, a gradient of 0 without a pass through the
+    # model has a shard's shape, which DeepSpeed rejects.
     filled: bool = False
 
     @property
     def unit(self) -> int:
-        """Micro-batches of a generation batch that always belong to one update: rows may change places within them.
+        """Number of a generation batch's micro-batches that always share an update; rows may move between them.
 
         >>> [Layout(1, s, a, 1, "", 1).unit for a, s in ((4, 2), (2, 8), (3, 2))]
         [2, 2, 1]
@@ -51,8 +51,8 @@ class Layout:
 def micro_batches(
     batch: dict[str, torch.Tensor], layout: Layout, accelerator: Accelerator
 ) -> list[dict[str, torch.Tensor]]:
-    """A generation batch of this process as ``layout.steps`` micro-batches, some of them perhaps empty, each with
-    ``row_weight`` (rows,) in place of ``live`` (rows,) bool, which tells the rows that are trained on."""
+    """Cut this process's generation batch into ``layout.steps`` micro-batches, of which some may be empty.  Each has
+    ``row_weight`` (rows,) in place of ``live`` (rows,) bool, which marks the rows that are trained on."""
     # One randperm, as in TRL, so that the random state stays the same.
     shuffled = torch.randperm(len(batch["prompt_ids"]))
     batch["row_weight"] = torch.zeros(len(shuffled), device=accelerator.device)
@@ -65,18 +65,18 @@ def micro_batches(
 def _lay_out_unit(
     batch: dict[str, torch.Tensor], shuffled: torch.Tensor, layout: Layout, accelerator: Accelerator
 ) -> list[list[int]]:
-    """Rows of each of a unit's micro-batches; writes their weights into the batch."""
-    # Whole groups stand together before they are shuffled.
+    """Return the rows of each micro-batch of a unit, and write their weights into the batch."""
+    # Sorting undoes the shuffle, so that each group's rows are adjacent.
     rows = sorted(shuffled.tolist()) if layout.block > 1 else shuffled.tolist()
     tokens, processes = batch["completion_mask"].sum(1), accelerator.num_processes
     total = int(accelerator.reduce(tokens[rows].sum(), reduction="sum"))
     weights = row_weights(layout.aggregation, tokens[rows], len(rows) * processes, total, layout.longest)
-    # transformers divides by the accumulation and processes average, so that is undone here.
+    # Undo transformers' division by the accumulation and the mean over processes, but average units.
     batch["row_weight"][rows] = weights * layout.unit * processes
     lengths, live = tokens.tolist(), batch["live"].tolist()
     blocks = blocks_of([row for row in rows if live[row]], layout.block, lengths)
     per_batch, needed = layout.rows // layout.block, 0
-    if processes > 1:  # all must pass through the model equally often, or they wait for each other
+    if processes > 1:  # all must run the model equally often, or they wait for each other
         mine = torch.tensor(max(1, math.ceil(len(blocks) / per_batch)), device=accelerator.device)
         needed = layout.unit if layout.filled else int(accelerator.gather(mine).max())
         spare = blocks_of([row for row in rows if not live[row]], layout.block, lengths)
@@ -89,7 +89,7 @@ def _lay_out_unit(
 
 
 def blocks_of(rows: Sequence[int], size: int, lengths: Sequence[int]) -> list[list[int]]:
-    """Runs of ``size`` rows, in order, the shortest first; a block is as long as its longest row.
+    """Split rows, in order, into blocks of ``size``, and sort these, shortest first, by their longest row.
 
     >>> blocks_of([0, 1, 2, 3], 2, [9, 1, 3, 4])
     [[2, 3], [0, 1]]
@@ -99,8 +99,8 @@ def blocks_of(rows: Sequence[int], size: int, lengths: Sequence[int]) -> list[li
 
 
 def lay_out(blocks: Sequence[Sequence[int]], per_batch: int, batches: int, needed: int = 0) -> list[list[int]]:
-    """Spread blocks over as few of ``batches`` micro-batches as hold them, at most ``per_batch`` in each, or over
-    ``needed``, as many as other processes fill; the empty ones first: at the last one processes exchange gradients.
+    """Spread blocks over as few of ``batches`` micro-batches as possible, at most ``per_batch`` in each, but over
+    ``needed`` if other processes fill more.  Empty ones come first: processes exchange gradients at the last one.
 
     >>> lay_out([[0], [1], [2]], per_batch=2, batches=3)
     [[], [0, 1], [2]]
@@ -116,14 +116,14 @@ def lay_out(blocks: Sequence[Sequence[int]], per_batch: int, batches: int, neede
 
 
 def select(batch: dict[str, torch.Tensor], rows: Sequence[int], trim: bool = True) -> dict[str, torch.Tensor]:
-    """Some rows of a batch, in this order, and with ``trim`` without the columns that are padding in all of them:
-    prompts are padded on the left, completions on the right."""
+    """Select rows of a batch, in this order; ``trim`` drops the columns that are padding in all of them.  Prompts are
+    padded on the left, completions on the right."""
     index = torch.as_tensor(rows, dtype=torch.long, device=batch["prompt_ids"].device)
     chosen = {name: value[index] for name, value in batch.items()}
     if not trim or not len(index):
         return chosen
     completion = chosen["completion_mask"].any(0)
-    # Every prompt has a token, and a completion that is masked whole keeps one column.
+    # Every prompt has a token; a completion that is masked whole keeps one column.
     start = int(chosen["prompt_mask"].any(0).int().argmax())
     stop = int(completion.nonzero().max()) + 1 if completion.any() else 1
     chosen |= {name: chosen[name][:, start:] for name in PROMPT}
@@ -132,8 +132,8 @@ def select(batch: dict[str, torch.Tensor], rows: Sequence[int], trim: bool = Tru
 
 
 def model_inputs(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Token ids, attention mask and the number of completion tokens, as TRL's log-probabilities take them."""
+    """Return token ids, attention mask and the number of completion columns, as TRL's log-probabilities take them."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    # A token that a thinking budget forced does not count, and is attended to by those after it.
+    # A token that a thinking budget forced is not trained on, but later tokens attend to it.
     attended = batch["completion_mask"].flip(1).cummax(1).values.flip(1)
     return ids, torch.cat([batch["prompt_mask"], attended], dim=1), batch["completion_ids"].size(1)

@@ -1,7 +1,7 @@
-"""Names of other recipes in RLOO's terms: of older TRL releases, of verl, and of TRL's and Unsloth's ``GRPOConfig``.
+"""Translate names of other recipes into RLOO's: older TRL releases, verl, and TRL's and Unsloth's ``GRPOConfig``.
 
-For :class:`rloo_kit.RLOOConfig`, the trainer and the command line; docs/coming-from-grpo.md is
-written from the tables.
+Used by :class:`rloo_kit.RLOOConfig`, the trainer and the command line.  docs/coming-from-grpo.md is written from the
+tables.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ GRPO: dict[str, dict[Any, Settings]] = {
     },
     "scale_rewards": {"group": _GRPO, True: _GRPO, "none": _DR_GRPO, False: _DR_GRPO},
 }
-"""Settings of GRPO's -> value -> ours."""
+"""GRPO's setting -> its value -> our settings."""
 
 LEFT_OUT = {
     "max_prompt_length": "prompts are not cut, and one that is too long for max_seq_length is named before training",
@@ -64,42 +64,42 @@ LEFT_OUT = {
         "log-probabilities are computed in chunks already",
     ),
 }
-"""Settings that are left out with a warning, and why they may be."""
+"""Settings that are left out with a warning, and why that is safe."""
 
 _MEANT = {"lr": "learning_rate", "batch_size": "per_device_train_batch_size", "epochs": "num_train_epochs"}
 _MEANT |= {"steps": "max_steps", "k": "num_generations", "group_size": "num_generations", "kl_beta": "beta"}
 _MEANT |= _each("max_tokens max_length", "max_completion_length")
-"""Names that no recipe of RLOO's has, and what they mean."""
+"""Names that no RLOO recipe uses, and the settings that they mean."""
 
 CONFIG_GONE = {
     "total_episodes": "set max_steps = total_episodes / (batch size x accumulation x processes)",
     "whiten_rewards": "use normalize_advantages=True, which whitens the advantages of a generation batch",
     "missing_eos_penalty": "write it as a reward function, or set mask_truncated_completions=True",
-    # GRPO's, or values of GRPO's
+    # settings of GRPO, or values of these, without an equivalent
     "loss_type": "use loss_aggregation='token-mean', DAPO's, or train with trl.GRPOTrainer",
     "scale_rewards": "use advantage_estimator='dr_grpo', normalize_advantages=True: it divides by the batch's spread",
-    # of another call
+    # arguments of other calls
     **_each(
         "peft_config lora_rank lora_alpha target_modules load_in_4bit fast_inference thinking model reward_funcs "
         "train_dataset eval_dataset processing_class tokenizer callbacks",
         "give what belongs to the model to rloo_kit.load_policy, and what it is trained on to rloo_kit.RLOOTrainer",
     ),
 }
-"""Arguments without an equal in ``RLOOConfig``, and what to write instead."""
+"""Arguments without an equivalent in ``RLOOConfig``, and what to write instead."""
 
 _OF_THE_UPDATE = (
     *("loss_type", "scale_rewards", "importance_sampling_level", "use_bias_correction_kl", "beta", "seed"),
     *("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
     *("per_device_eval_batch_size", "learning_rate", "optim", "weight_decay", "warmup_steps"),
 )
-"""Settings of a ``GRPOConfig`` that are carried over even where it has them by default, since ours are others."""
+"""Settings of a ``GRPOConfig`` that are carried over even at their defaults, since our defaults differ."""
 
 
 def todays(
     given: Mapping[str, Any], known: set[str], where: str, old: Mapping[str, str] = CONFIG_OLD, *, mapped: bool = True
 ) -> Settings:
-    """Arguments by today's names, which are ``known``; one warning for all that had others, or with ``mapped``
-    False for what is left out alone.  An ArgumentError names what has no equal, or is given twice."""
+    """Return arguments by today's names, which are ``known``.  One warning lists all that were renamed or left out;
+    with ``mapped`` False, only those left out.  An ArgumentError names one without an equivalent or given twice."""
     of_config = old is CONFIG_OLD
     settings: Settings = {}
     notes = []
@@ -141,8 +141,8 @@ def _without_equal(name: str, written: str, where: str, known: set[str], of_conf
 
 
 def of_grpo(config: trl.GRPOConfig, changes: Mapping[str, Any], known: set[str]) -> Settings:
-    """The settings of a ``GRPOConfig`` that differ from its defaults, and all that its update depends on, in ours;
-    GRPO's KL term is k3 in the loss.  ``changes`` take the place of what was carried over."""
+    """Translate the settings of a ``GRPOConfig`` that differ from its defaults, and all that its update depends on;
+    GRPO's KL term is k3 in the loss.  ``changes`` override what was carried over."""
     where = "RLOOConfig.from_grpo"
     if not hasattr(config, "loss_type"):
         what = f"from_grpo takes TRL's GRPOConfig, and this is a {type(config).__name__}"
@@ -153,7 +153,7 @@ def of_grpo(config: trl.GRPOConfig, changes: Mapping[str, Any], known: set[str])
         plain = vars(type(config)(output_dir=config.output_dir, **precision))
     settings = {item.name: getattr(config, item.name) for item in dataclasses.fields(config) if item.init}
     settings = {n: v for n, v in settings.items() if n in _OF_THE_UPDATE or v != plain[n]}
-    if settings["loss_type"] == "luspo":  # TRL takes either level with it, and the paper's is not its default
+    if settings["loss_type"] == "luspo":  # TRL allows either level with it, and its default is not the paper's
         settings["loss_aggregation"] = GRPO["loss_type"][settings.pop("loss_type")]["loss_aggregation"]
     settings |= {"output_dir": config.output_dir, "kl_placement": "loss", "kl_estimator": "k3"}
     if config.fp16 or not config.bf16:

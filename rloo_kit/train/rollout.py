@@ -1,6 +1,6 @@
-"""Sample and score completions: by TRL's own methods, with what they lack.
+"""Sample and score completions with TRL's own methods, and add what these lack.
 
-For :class:`rloo_kit.RLOOTrainer`.  The overrides name what they work around; tests/contract pins TRL's methods.
+Used by :class:`rloo_kit.RLOOTrainer`.  Each override names what it works around; tests/contract pins TRL's methods.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 Batch = dict[str, torch.Tensor]
 Example = dict[str, Any]
 
-UNSCORED_BATCHES = 3  # in a row without a single score, after which a reward function is reported
+UNSCORED_BATCHES = 3  # batches in a row without any score, after which a reward function is reported
 
 
 class RolloutTrainer(ResumableTrainer):
-    """TRL's trainer with checked sampling and scores, and no more forward passes than are asked for."""
+    """TRL's trainer with checked sampling and scores, and no more forward passes than are needed."""
 
     _backbones: list[torch.nn.Module]
     _max_seq_length: int | None
@@ -46,20 +46,20 @@ class RolloutTrainer(ResumableTrainer):
     def _start_afresh(self) -> None:
         super()._start_afresh()
         self._unscored: Counter[str] = Counter()
-        self._at_most: int | None = None  # rows sampled at once, since memory ran out
+        self._at_most: int | None = None  # rows sampled at once, after memory ran out
         self._in_16_bit = True  # until memory runs out with 4-bit weights in 16 bit
         self._budget = thinking.budget_of(self._tokenizer)
         if self._budget and not self._samples_itself:
             what = "a thinking budget needs completions that the policy itself samples"
             todo = "leave out use_vllm and use_transformers_continuous_batching, or the budget"
             raise ConfigError(what, where=f"load_policy(thinking={self._budget.tokens})", todo=todo)
-        self._token_sums: dict[str, torch.Tensor] = {}  # since the last log: totals and counts of tokens
+        self._token_sums: dict[str, torch.Tensor] = {}  # totals and counts of tokens since the last log
 
     def _rollout(self, examples: Sequence[Example]) -> tuple[Batch, torch.Tensor]:
-        """Sample and score a completion of each example's prompt: :meth:`_padded`'s tensors (rows, tokens) of this
-        process, and scores (completions, rewards) of all processes, NaN where a reward does not apply."""
+        """Sample and score a completion for each example's prompt.  Returns :meth:`_padded`'s tensors (rows, tokens) of
+        this process, and scores (completions, rewards) of all processes, NaN where a reward does not apply."""
         prompts = [example.get("prompt") for example in examples]
-        # Before training only the first were looked at.
+        # Before training, only the first prompts were checked.
         place = f"train_dataset, step {self.state.global_step + 1}, batch"
         data_checks.check_prompts(prompts, self._tokenizer, place)
         prompt_ids, completion_ids, completions = self._generate(prompts)
@@ -82,7 +82,7 @@ class RolloutTrainer(ResumableTrainer):
         }
 
     def _counted(self, prompt_ids: list[int], completion_ids: list[int]) -> list[int]:
-        """1 for each token that is trained on: neither cut and masked, nor forced by ``load_policy(thinking=N)``."""
+        """Mark trained tokens by 1, and by 0 those of a masked truncated completion or forced by a thinking budget."""
         ends = (*self.eos_token_ids, self._tokenizer.pad_token_id)
         if self.mask_truncated_completions and completion_ids[-1] not in ends:
             return [0] * len(completion_ids)
@@ -96,7 +96,7 @@ class RolloutTrainer(ResumableTrainer):
         """Fill TRL's table of completions, and flush what reward functions logged."""
 
         def logged(by_name: dict[str, list[Any]]) -> list[str]:
-            return sorted(set(gather_object(list(by_name))))  # so that all processes gather in one order
+            return sorted(set(gather_object(list(by_name))))  # so that all processes gather in the same order
 
         self._logs["prompt"].extend(gather_object(prompts))
         self._logs["completion"].extend(gather_object(completions))
@@ -116,14 +116,14 @@ class RolloutTrainer(ResumableTrainer):
             self._metrics["train"][name].append(value)
 
     def _log_token_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
-        """Of all tokens since the last log: a mean of means would favour the tokens of short micro-batches."""
+        """Log the mean over all tokens since the last log; a mean of means would favour tokens of short micro-batches."""
         local = torch.stack([(values.detach() * mask).sum(), mask.sum().float()])
         sums = self.accelerator.reduce(local, reduction="sum") + self._token_sums.get(name, 0.0)
         self._token_sums[name], (total, count) = sums, sums.tolist()
         self._metrics["train"][name] = [total / max(count, 1.0)]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Works around: TRL's means are of what was logged since; those over tokens begin anew with them."""
+        """Works around: TRL restarts its means at each log, but knows no sums over tokens, which are cleared here."""
         super().log(logs, start_time)
         if self.model.training:
             self._token_sums.clear()
@@ -131,26 +131,26 @@ class RolloutTrainer(ResumableTrainer):
     # --- sampling -----------------------------------------------------------------------------------------
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: object, **kwargs: object) -> list[list[int]]:
-        """Works around: unsloth cuts sequences inside the forward pass, and ends an evaluation's sampling in training
-        mode; multinomial is most of a CPU's step, and reading lm_head for each row most of a GPU's; and all rows at
-        once may be more than memory holds."""
+        """Works around: unsloth cuts sequences inside the forward pass, and leaves the model in training mode after an
+        evaluation's sampling; multinomial takes most of a CPU's step, and reading lm_head for each row most of a
+        GPU's; and memory may not hold all rows at once."""
         data_checks.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
         training = self.model.training
         with out_of_memory.phase(self, "generate"), self._own_sampling(len(prompt_ids)):
             completion_ids = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if not training:
-            self.model.eval()  # unsloth leaves it training, and what follows would be taken for a training step
+            self.model.eval()  # unsloth leaves it in training mode, which would make later calls training steps
         return completion_ids
 
     @contextmanager
     def _own_sampling(self, rows: int) -> Iterator[None]:
-        """While inside, have ``generate`` sample as many rows at once as fit, draw by inverse CDF on a CPU, and read
-        lm_head once a token on a GPU."""
+        """Make ``generate`` sample as many rows at once as fit, draw by inverse CDF on a CPU, and read lm_head once per
+        token on a GPU."""
         if not self._samples_itself:
             yield
             return
         at_once = self._at_most or rows
-        if not self._sharded or self.args.generation_rows:  # the plan knows one process's free memory alone
+        if not self._sharded or self.args.generation_rows:  # the plan knows only one process's free memory
             at_once = min(at_once, self.memory_plan.rows_at_once(rows))
         model, bound, patched = self.model, self.model.generate, "generate" in vars(self.model)
         fast = self.memory_plan.settings.fast_sampling
@@ -185,7 +185,7 @@ class RolloutTrainer(ResumableTrainer):
     # --- scores -------------------------------------------------------------------------------------------
 
     def _calculate_rewards(self, inputs: Sequence[Example], *args: object) -> torch.Tensor:
-        """Works around: what a reward model returns is not checked, and a reward that is always None is only logged."""
+        """Works around: TRL does not check a reward model's scores, and only logs a reward that is always None."""
         with out_of_memory.explain_out_of_memory("rewards", self.memory_plan), undisturbed(self.model):
             scores = super()._calculate_rewards(inputs, *args)
         for name, reward, column in zip(self.reward_func_names, self.reward_funcs, scores.T, strict=True):
@@ -193,7 +193,7 @@ class RolloutTrainer(ResumableTrainer):
                 where = f"{name}, {int((~column.isfinite()).sum())} of {len(column)} completions"
                 todo = "load it in bfloat16 or float32, and look for NaN in its weights"
                 raise RewardError("a reward model's score is not finite", where=where, todo=todo)
-        if not self.model.training or scores.isnan().all():  # then the health check speaks
+        if not self.model.training or scores.isnan().all():  # the health check reports that
             return scores
         for name, column in zip(self.reward_func_names, scores.T, strict=True):
             self._unscored[name] = self._unscored[name] + 1 if column.isnan().all() else 0
@@ -210,7 +210,7 @@ class RolloutTrainer(ResumableTrainer):
         log_probs = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
         tensors = {name: batch[name] for name in (*microbatches.PROMPT, "completion_ids", "completion_mask")}
         lengths = batch["completion_mask"].sum(1).tolist()
-        passed = torch.ones_like(batch["live"]) if self._sharded else batch["live"]  # all equally often
+        passed = torch.ones_like(batch["live"]) if self._sharded else batch["live"]  # all processes equally often
         rows = sorted(passed.nonzero().flatten().tolist(), key=lengths.__getitem__)
         size = self.args.per_device_train_batch_size
         with (
@@ -239,13 +239,13 @@ class RolloutTrainer(ResumableTrainer):
     ) -> tuple[torch.Tensor, Any, Any]:
         """Works around: in training mode unsloth's fast forward drops the attention mask, so that padding on the left
         is attended to, unless a flag is set, as unsloth sets it for its own PPO (its models/llama.py and rl.py).
-        Without such padding the mask says no more than causal attention, whose kernels are faster.  And on a CPU the
-        head passes several times over logits that no cache holds, and the model K times over each prompt
+        Without left padding the mask adds nothing to causal attention, whose kernels are faster.  On a CPU, the head
+        passes several times over logits that exceed its cache, and the model runs each prompt K times
         (:mod:`.cpu_logprobs`)."""
         padded = bool((mask[:, 0] == 0).any())
         for backbone in self._backbones:
             backbone._unsloth_keep_padding_mask = padded  # type: ignore[assignment]
-        # An evaluation's pass comes in parts; experts are balanced over prompts, too, once for each completion.
+        # Not if an evaluation splits its pass, or if experts are balanced over each completion's prompt, too.
         if len(args) == 1 and not self._sharded and not kwargs.get("compute_aux_loss"):
             model = cpu_logprobs.sharing(model, ids, mask, args[0])
         with cpu_logprobs.in_tiles(entropy=kwargs.get("compute_entropy", False)):
@@ -254,8 +254,8 @@ class RolloutTrainer(ResumableTrainer):
 
 @contextmanager
 def undisturbed(model: torch.nn.Module) -> Iterator[None]:
-    """Put back what reward functions called inside have changed: one that seeds torch would have every step draw the
-    same completions, and one that asks the policy may leave it in evaluation mode, or gradients switched off."""
+    """Restore what reward functions called inside may change: a reward that seeds torch would make every step draw the
+    same completions; a reward that queries the policy may leave it in evaluation mode, or gradients switched off."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     training, grad = model.training, torch.set_grad_enabled(torch.is_grad_enabled())
     try:

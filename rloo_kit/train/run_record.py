@@ -1,6 +1,6 @@
 """Record what a run was started with, for ``rloo-kit export`` (``_run.json``) and for its model card.
 
-What cannot be described stops no run, and what looks like a secret is left out, with a word.
+A part that cannot be described does not stop the run; what looks like a secret is left out, with a note.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from __future__ import annotations'''
 LEFT_OUT = "it looks as if it holds a secret"
 
 NOT_DESCRIBED = ("callbacks", "optimizers", "peft_config", "reward_processing_classes", "quantization_config")
-"""Arguments of the trainer that a configuration has no word for."""
+"""Arguments of the trainer that a configuration cannot express."""
 
 SHOWN = (
     *("learning_rate", "lr_scheduler_type", "optim", "beta", "epsilon", "num_iterations", "temperature"),
     *("max_completion_length", "mask_truncated_completions", "seed"),
     *("kl_placement", "kl_estimator", "loss_aggregation", "importance_sampling_level"),
 )
-"""Of a configuration, what a model card says, beside the sizes of groups and batches."""
+"""Settings that a model card lists, besides the sizes of groups and batches."""
 
-ROWS = 10_000  # of a dataset, that its digest is of
+ROWS = 10_000  # first rows of a dataset, which its digest covers
 
 
 @dataclass
@@ -63,12 +63,12 @@ class Recipe:
 
     correct: object = None  # the task's own reward
     config: dict[str, Any] = field(default_factory=dict)
-    cannot: list[list[str]] = field(default_factory=list)  # section, what is in the way, what to do
+    cannot: list[list[str]] = field(default_factory=list)  # section, why it cannot be described, what to do
     notes: list[str] = field(default_factory=list)  # what is left out
-    functions: dict[str, str] = field(default_factory=dict)  # of a notebook: name -> source
+    functions: dict[str, str] = field(default_factory=dict)  # written in a notebook: name -> source
 
     def section(self, name: str, describe: Callable[..., Any], *arguments: Any) -> None:
-        """Describe a section, or say what is in the way: a description must not cost the run."""
+        """Describe a section, or record why it cannot be described, which must not stop the run."""
         try:
             self.config[name] = describe(*arguments)
         except ConfigError as error:
@@ -109,11 +109,11 @@ class Recipe:
         return {name: self.value(value) for name, value in call.arguments.items()}
 
     def value(self, value: Any) -> Any:
-        """A reward, with those that it is made of, or another argument of a factory."""
+        """Describe a reward, with the rewards that it is made of, or another argument of a factory."""
         if value is not None and value is self.correct:
             return "task.correct"
         if (call := made_by(value)) is not None:
-            guarded = call.function == "rewards.guarded"  # the trainer does that again
+            guarded = call.function == "rewards.guarded"  # the trainer guards it again
             return self.value(call.arguments["reward"]) if guarded else {call.function: self.arguments(call)}
         if hasattr(value, "apply_chat_template"):
             return "policy.tokenizer"
@@ -122,7 +122,7 @@ class Recipe:
         return self.function(value) if callable(value) else to_jsonable_python(value)
 
     def function(self, function: Any) -> str:
-        """FILE:NAME of a function in the user's file; a notebook's is copied into a file of such functions."""
+        """Return FILE:NAME of a function in the user's file; a notebook's function is copied into :data:`NOTEBOOK`."""
         name, module = getattr(function, "__name__", type(function).__name__), inspect.getmodule(function)
         file, there = getattr(module, "__file__", None), getattr(module, name, None) is function
         if module and file and there and module.__name__ != "__main__":
@@ -162,7 +162,7 @@ def source_of(function: Callable[..., Any], name: str) -> str:
 
 
 def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
-    """The settings that were given; ``notes`` gets a word on each secret and function, which is left out."""
+    """Return the settings that were given, without secrets and functions; ``notes`` gets a note on each of these."""
     given = args.given() if isinstance(args, RLOOConfig) else {}
     if not given:
         what = f"it is not known which settings this {type(args).__name__} was given"
@@ -178,13 +178,13 @@ def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
 def card(trainer: trl.RLOOTrainer) -> str:
     form = "LoRA adapter" if hasattr(trainer.model, "peft_config") else "checkpoint, all weights trained"
     base = checkpoint_of_model(trainer.model, trainer.processing_class)
-    results = getattr(trainer.model, "measured", None)  # by the command line, before training
+    results = getattr(trainer.model, "measured", None)  # set by the command line before training
     run = model_card.remembered(trainer.model, trainer.processing_class)
     return model_card.written(base, form, results, run=run)
 
 
 def facts(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> Facts:
-    """Heading -> name -> value, of the kit's trainer at any step and of :func:`data`'s facts."""
+    """Return heading -> name -> value for a model card, from the trainer at any step and :func:`data`'s facts."""
     args, lora = trainer.args, getattr(trainer.model, "peft_config", {}).get("default")
     weights = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
     trained = {"LoRA rank": lora.r, "LoRA alpha": lora.lora_alpha} if lora else {"trained": "all weights"}
@@ -205,7 +205,7 @@ def facts(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> Facts:
 
 
 def data(dataset: object) -> dict[str, object]:
-    """Name, size and digest of a dataset as it was given, which is what has a name; of a stream its name."""
+    """Return name, size and digest of a dataset as it was given, since a copy has no name; of a stream, the name."""
     if (origin := origin_of(dataset)) is None:
         info = getattr(dataset, "info", None)
         name = getattr(info, "dataset_name", None) or getattr(info, "builder_name", None) or "made by hand"
@@ -219,9 +219,9 @@ def data(dataset: object) -> dict[str, object]:
 
 
 def digest(dataset: Dataset) -> str:
-    """Of a dataset's columns, its number of rows, and the first :data:`ROWS` of them.
+    """Hash a dataset's columns, its number of rows, and the first :data:`ROWS` rows.
 
-    ``datasets``' own fingerprint is of how a dataset was made, and of generated rows another one in each process.
+    ``datasets``' own fingerprint is of how a dataset was made, and for generated rows it differs between processes.
     """
     head = dataset.with_format("arrow")[:ROWS].to_pylist()
     content = repr([len(dataset), dataset.column_names, head])

@@ -1,4 +1,4 @@
-"""``RLOOConfig.suggested``: settings by the memory plan, lengths and what was measured, each with its reason."""
+"""``RLOOConfig.suggested``: settings from the memory plan, lengths and measured runs, each with its reason."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 Settings = Mapping[str, Any]
 
-# Of an update; and K, as large as fits: 4 x 8 is the batch of every measured run.
+# Prompts per update, and the values of K to try, largest first.  Every measured run used 4 x 8.
 PROMPTS, GROUPS = 4, (8, 4, 2)
-THINKING_TOKENS, LEAST_TOKENS = 4096, 64  # for a thought without a budget; the shortest that is tried to fit
+THINKING_TOKENS, LEAST_TOKENS = 4096, 64  # of a completion with a thought but no budget; the fewest that are tried
 GUESS = "a guess, not measured"
 
 
@@ -43,7 +43,7 @@ class Reason(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What a kind of policy was trained with, and where the results are."""
+    """The settings that a kind of policy was trained with, and where the results are."""
 
     settings: Settings
     completion_tokens: int
@@ -60,13 +60,13 @@ MEASURED = {
     "tiny": Evidence(TINY, 32, "measured: benchmarks/results/time_to_accuracy.md"),
     "small": Evidence(SMALL, 40, "measured: benchmarks/results/settings_words.md"),
 }
-"""Of the bundled policy, and of one below 0.5 B parameters in 16 or 32 bit: of SmolLM2-135M, in 32 bit on a CPU."""
+"""The bundled policy's, and SmolLM2-135M's in 32 bit on a CPU, for any below 0.5 B parameters in 16 or 32 bit."""
 
 
 def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: Settings) -> list[Reason]:
-    """Settings with a reason for each; without a loaded policy and a task no length is measured."""
+    """Return settings with a reason for each; lengths are measured only with a loaded policy and a task."""
     if "num_train_epochs" in given:
-        given = {"max_steps": -1, **given}  # a number of steps would overrule it
+        given = {"max_steps": -1, **given}  # a number of steps would override the epochs
     prompt_tokens, answer_tokens = _lengths(policy, task, given)
     settings: Any = SimpleNamespace(**{"single_pass": Configured.single_pass, "beta": 0.0, **given})
     base = plan(policy, settings, card, prompt_tokens=prompt_tokens)
@@ -105,15 +105,15 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
         "temperature": (checkpoint.temperature, "the checkpoint's"),
         "save_steps": (save, "four checkpoints a run"),
     } | {name: (value, "given") for name, value in given.items()}
-    if given.get("eval_strategy") == "steps":  # without it unsloth prints that it is ignored
+    if given.get("eval_strategy") == "steps":  # otherwise unsloth prints that eval_steps is ignored
         rows.setdefault("eval_steps", (save, "as often as checkpoints"))
-    if "generation_batch_size" in given:  # TRL takes one of the two
+    if "generation_batch_size" in given:  # TRL takes only one of the two
         del rows["steps_per_generation"]
     return [Reason(name, *row) for name, row in rows.items()]
 
 
 def _lengths(policy: Any, task: object, given: Settings) -> tuple[int | None, int]:
-    """Tokens of the longest prompt, None where they cannot be counted, and of the longest answer."""
+    """Count the tokens of the longest prompt, None if they cannot be counted, and of the longest answer."""
     if task is None or not isinstance(policy, Policy):
         return None, 0
     rows: Any = getattr(task, "train", task)
@@ -148,7 +148,7 @@ def _completion(evidence: Evidence, policy: Any, answer: int, base: Plan) -> tup
 
 
 def _smaller(base: Plan, given: Settings, tokens: int) -> Iterator[Plan]:
-    """Plans, the largest first: smaller micro-batches, then a smaller K, then shorter completions."""
+    """Yield plans, largest first: smaller micro-batches, then a smaller K, then shorter completions."""
     micro, steps = given.get("per_device_train_batch_size"), given.get("gradient_accumulation_steps")
     halves = () if "max_completion_length" in given else (tokens >> n for n in range(1, tokens.bit_length()))
     batch, per_batch = given.get("generation_batch_size"), given.get("steps_per_generation")
@@ -161,7 +161,7 @@ def _smaller(base: Plan, given: Settings, tokens: int) -> Iterator[Plan]:
                 n for n in range(rows, 0, -1) if rows % n == 0 and n == (micro or n) and steps in (None, rows // n)
             ]
             at_once: Sequence[int] = (k, rows) if by_group else (batch or rows,)
-            if per_batch and sizes:  # on policy where that many passes are an update, or a part of one
+            if per_batch and sizes:  # on policy if that many passes are at most one update
                 at_once = [n * per_batch for n in sizes if n * per_batch <= rows] or [per_batch * sizes[-1]]
             choices = [same.with_settings(**batch_sizes(1, n, rows)) for n in at_once if n % k == 0]
             choices.sort(key=lambda one: sum(one.seconds.get("a step", ())))

@@ -1,9 +1,9 @@
 """``RLOOTrainer``: the algorithm, from top to bottom: sample, score, totals, KL, advantages, micro-batches, loss.
 
-A subclass of whatever ``trl.RLOOTrainer`` is after unsloth's import: TRL's own class on a CPU, unsloth's generated one
+It subclasses whatever ``trl.RLOOTrainer`` is after unsloth's import: TRL's own class on a CPU, unsloth's generated one
 on a GPU.  The method is Ahmadian et al. 2024 (arXiv 2402.14740): the advantage of a completion is its reward minus the
-mean reward of the other K - 1 of its prompt.  ``train()`` and what is resumed are in :mod:`.resume`, sampling and
-scoring in :mod:`.rollout`, and checkpoints in :mod:`.checkpointing`, each a class that this one extends.
+mean reward of its prompt's other K - 1 completions.  ``train()`` and resuming are in :mod:`.resume`, sampling and
+scoring in :mod:`.rollout`, and checkpoints in :mod:`.checkpointing`, each in a class that this one extends.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ if TYPE_CHECKING:
 
 
 class RLOOTrainer(RolloutTrainer):
-    """TRL's ``RLOOTrainer``; all of its arguments work and mean the same, and the names of older releases are taken.
+    """TRL's ``RLOOTrainer``; all its arguments work and mean the same, and names of older releases are accepted.
 
-    What differs, each because stock TRL fails there silently:
+    Differences, each because plain TRL fails there silently:
 
     - Configuration, dataset and rewards are checked before the first completion, rewards again at every step.
-    - The same policy can be trained again.  No second copy of the LoRA is kept where the reference is the base model or
-      beta is 0; where all weights are trained, the reference is the policy as given.
+    - The same policy can be trained again.  No second copy of the LoRA is kept if the reference is the base model or
+      beta is 0; if all weights are trained, the reference is the policy as given.
     - A 4-bit policy's LoRA stays in float32 on a CPU, as on a GPU.  A gradient that is not finite stops the run.
-    - ``train(resume_from_checkpoint=True)`` takes the newest whole checkpoint and this configuration's learning rate.
+    - ``train(resume_from_checkpoint=True)`` uses the newest whole checkpoint and this configuration's learning rate.
     - Passes and completions that do not change the update are left out: ``single_pass``,
       ``skip_zero_variance_groups``.
     - Problems are reported once, with cause and remedy (:mod:`rloo_kit.watch.symptoms`).  The metric
-      ``zero_variance_groups`` is the share whose K raw rewards are equal, or whose completions are all masked.
+      ``zero_variance_groups`` is the share of groups whose K raw rewards are equal or completions all masked.
 
     Args:
         model: a PEFT model, or the :class:`~rloo_kit.Policy` that holds one, with its tokenizer.
@@ -110,9 +110,9 @@ class RLOOTrainer(RolloutTrainer):
             super().__init__(**given)
         trainer_args.check_launch(self.accelerator, self.args, self.train_dataset)
         as_at_the_start(self.ref_model, self.model)
-        _ = self.folder  # settled here: a reward may change the working directory later
+        _ = self.folder  # resolved here: a reward may change the working directory later
         if self.beta == 0 or reference_is_base(self.model):
-            drop_reference(self.model)  # TRL then takes the base, with the adapter switched off
+            drop_reference(self.model)  # TRL then uses the base, with the adapter switched off
         self._keep_policy()
         self._max_seq_length = getattr(self.model, "max_seq_length", None)  # unsloth's models have one
         self._backbones = [module for module in self.model.modules() if hasattr(module, "embed_tokens")]
@@ -131,7 +131,7 @@ class RLOOTrainer(RolloutTrainer):
             output.warn(f"{what}. What to do: single_pass=False silences this.")
 
     def _recompute(self, layers: bool) -> None:
-        """Have layers computed again for their gradients, or keep their activations."""
+        """Recompute layers for their gradients (gradient checkpointing), or keep their activations."""
         self.args = copy.copy(self.args)  # the user's configuration may serve another trainer
         self.args.gradient_checkpointing = layers
         switch = "gradient_checkpointing_enable" if layers else "gradient_checkpointing_disable"
@@ -141,7 +141,7 @@ class RLOOTrainer(RolloutTrainer):
         self.remove_callback(PrinterCallback)
         self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
         if self.args.progress and self.args.live_plot:
-            self.add_callback(LivePlot())  # before the lines, to be above them
+            self.add_callback(LivePlot())  # added before the lines, to appear above them
         if self.args.progress:
             self.add_callback(ProgressCallback())
         handler = HANDLERS.get(self.args.on_unhealthy, self.args.on_unhealthy)
@@ -154,13 +154,13 @@ class RLOOTrainer(RolloutTrainer):
         """Works around: TRL has one estimator, and runs the policy and the reference over every completion before
         it knows which of them carry a signal.
 
-        Returns the rollout's batch with ``live`` (rows,) bool, which rows are trained on; ``advantages`` (rows,), or
-        ``rewards`` where they wait for the KL term; ``old_per_token_logps`` and ``ref_per_token_logps`` if needed.
-        Where the KL term comes in (``Passes``):
+        Returns the rollout's batch with ``live`` (rows,) bool, the rows that are trained on; ``advantages`` (rows,), or
+        ``rewards`` if they wait for the KL term; ``old_per_token_logps`` and ``ref_per_token_logps`` if needed.
+        The KL term enters in one of these places (``Passes``):
 
         - none, or in the loss: advantages here, of the rewards; :meth:`_compute_loss` adds beta x KL.
         - in the reward, with two passes: advantages here, of the rewards minus beta x KL.
-        - in the reward, with a single pass: advantages in :meth:`_compute_loss`, whose own pass has the KL.
+        - in the reward, with a single pass: advantages in :meth:`_compute_loss`, whose own pass yields the KL.
         """
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
@@ -181,11 +181,11 @@ class RLOOTrainer(RolloutTrainer):
                 kl = self._kl(batch["old_per_token_logps"], batch["ref_per_token_logps"], trained_on)
                 advantages = self._advantages(rewards, self._of_all_processes(kl.sum(1)))
             batch["advantages"] = self._of_this_process(advantages)
-        self._logs["advantages"].extend(advantages.view(-1).tolist())  # those that wait: before the KL term
+        self._logs["advantages"].extend(advantages.view(-1).tolist())  # before the KL term if they wait for it
         return batch
 
     def _total_rewards(self, scores: torch.Tensor, clipped: bool = True) -> torch.Tensor:
-        """Rewards (groups, K), NaN where none applies, of scores (completions, rewards)."""
+        """Turn scores (completions, rewards) into rewards (groups, K), NaN where no reward applies."""
         weights, clip = self.reward_weights.to(scores.device), self.reward_clip_range if clipped else None
         return total_rewards(scores, weights, clip).view(-1, self.num_generations)
 
@@ -197,23 +197,23 @@ class RLOOTrainer(RolloutTrainer):
         return normalized(advantages, ~rewards.isnan()) if self.normalize_advantages else advantages
 
     def _of_all_processes(self, values: torch.Tensor) -> torch.Tensor:
-        """Values (groups, K) of all processes, of (rows,) in each."""
+        """Gather values (rows,) of each process into (groups, K) of all processes."""
         return self.accelerator.gather(values).view(-1, self.num_generations)
 
     def _of_this_process(self, values: torch.Tensor) -> torch.Tensor:
-        """This process's part (rows,) of (groups, K) of all processes."""
+        """Take this process's part (rows,) of values (groups, K) of all processes."""
         rows = values.numel() // self.accelerator.num_processes
         return values.view(-1)[self.accelerator.process_index * rows :][:rows]
 
     def _live(self, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Which rows of this process are trained on: (rows,) bool, by all advantages (groups, K) before the KL term."""
+        """Mark this process's rows that are trained on, (rows,) bool, by all advantages (groups, K) before the KL term."""
         if self._trains_on_all:
             return torch.ones(len(mask), dtype=torch.bool, device=mask.device)
         signal = advantages != 0
-        if self.beta:  # a row with advantage 0 still carries its KL term; a zero-variance group's is given up
+        if self.beta:  # a row with advantage 0 still has its KL term; only zero-variance groups drop theirs
             signal = signal.any(1, keepdim=True).expand_as(advantages)
         live = self._of_this_process(signal.reshape(-1))
-        return live if self.passes.advantages_wait else live & mask.any(1)  # groups that wait stay whole
+        return live if self.passes.advantages_wait else live & mask.any(1)  # groups that wait are kept whole
 
     @property
     def _trains_on_all(self) -> bool:
@@ -223,12 +223,12 @@ class RLOOTrainer(RolloutTrainer):
     def _kl(self, logps: torch.Tensor, ref_logps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Per-token KL estimates (rows, tokens), 0 where masked; logs their mean over tokens."""
         kl = KL_ESTIMATORS[self.args.kl_estimator](logps - ref_logps)
-        kl = kl.masked_fill(mask == 0, 0.0)  # a product would keep an overflow of a pad
+        kl = kl.masked_fill(mask == 0, 0.0)  # a product with the mask would keep an overflow at a pad
         self._log_token_mean("kl", kl, mask)
         return kl
 
     def _log_scores(self, scores: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor) -> None:
-        all_masked = ~self._of_all_processes(mask.any(1).int()).any(1)  # groups of completions cut and masked
+        all_masked = ~self._of_all_processes(mask.any(1).int()).any(1)  # groups whose completions are all masked
         unclipped = self._total_rewards(scores, clipped=False)
         spread = nanstd(rewards, dim=1)
         metrics = {
@@ -244,7 +244,7 @@ class RLOOTrainer(RolloutTrainer):
     # --- micro-batches ------------------------------------------------------------------------------------
 
     def _prepare_inputs(self, generation_batch: Sequence[Example]) -> Batch:
-        """Works around: TRL cuts a generation batch into micro-batches without looking at what is in it."""
+        """Works around: TRL cuts a generation batch into micro-batches regardless of its content."""
         if not self.model.training:
             return super()._prepare_inputs(generation_batch)
         steps = self.args.steps_per_generation
@@ -264,7 +264,7 @@ class RLOOTrainer(RolloutTrainer):
         return self._buffered_inputs[self._step % steps]
 
     def training_step(self, *args: object, **kwargs: object) -> torch.Tensor:
-        """Works around: running out of memory names neither the phase nor what to do."""
+        """Works around: an out-of-memory error names neither the phase nor what to do."""
         with out_of_memory.phase(self, "train"):
             return super().training_step(*args, **kwargs)
 
@@ -275,7 +275,7 @@ class RLOOTrainer(RolloutTrainer):
         if not self.model.training:
             return super()._compute_loss(model, inputs)
         if not len(inputs["prompt_ids"]):
-            # A gradient of 0, not of None: momentum goes on as it would in stock TRL.
+            # A gradient of 0, not None, so that momentum goes on as in plain TRL.
             zeros = [p.sum().to(self.accelerator.device) * 0.0 for p in model.parameters() if p.requires_grad]
             return torch.stack(zeros).sum()
         mask = inputs["completion_mask"]
@@ -308,13 +308,13 @@ class RLOOTrainer(RolloutTrainer):
         if balance is None:
             return loss
         self._log_each({"aux_loss": self.accelerator.gather(balance.detach()).mean().item()})
-        return loss + self.router_aux_loss_coef * balance  # of a mixture of experts, over the tokens of this pass
+        return loss + self.router_aux_loss_coef * balance  # the router's, of a mixture of experts, over this pass
 
 
 @contextlib.contextmanager
 def in_its_precision(model: torch.nn.Module | str) -> Iterator[None]:
-    """Works around: TRL's trainer turns what is trained of a quantised model to bfloat16, which holds no change below 1
-    part in 256, when it is made.  (On a GPU unsloth takes those lines out, models/rl.py.)"""
+    """Works around: when it is made, TRL's trainer casts a quantised model's trained weights to bfloat16, which holds no
+    change below 1 part in 256.  (On a GPU unsloth removes those lines, models/rl.py.)"""
     weights = () if isinstance(model, str) else model.parameters()
     trained = [(weight, weight.data) for weight in weights if weight.requires_grad]
     try:
@@ -326,10 +326,10 @@ def in_its_precision(model: torch.nn.Module | str) -> Iterator[None]:
 
 
 def as_at_the_start(reference: torch.nn.Module | None, model: torch.nn.Module) -> None:
-    """Works around: without PEFT TRL loads the reference by the model's name, in float32, whatever the policy's weights
-    and precision are by then."""
+    """Works around: without PEFT, TRL loads the reference by the model's name, in float32, whatever weights and
+    precision the policy has by then."""
     if reference is None:
         return
-    # By parameter: a cast of the whole module would round the rotary embedding's frequencies, too.
+    # Per parameter: casting the whole module would also round the rotary embedding's frequencies.
     for kept, trained in zip(reference.parameters(), model.parameters(), strict=True):
         kept.data = trained.detach().clone().to(kept.device)

@@ -1,7 +1,7 @@
 """Check the arguments of ``RLOOTrainer``, and complete them before TRL sees them.
 
-Old names, a :class:`~rloo_kit.Policy` in place of model and tokenizer, guarded rewards, and launches that would go on
-in silence with something else.  Datasets and rewards are checked by :mod:`rloo_kit.data_checks`.
+It translates old names, takes a :class:`~rloo_kit.Policy` as model and tokenizer, guards rewards, and rejects launches
+that would silently run as something else.  :mod:`rloo_kit.data_checks` checks datasets and rewards.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ ARGUMENTS = (
     *("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
     *("reward_processing_classes", "callbacks", "optimizers", "quantization_config", "peft_config"),
 )
-"""TRL's; unsloth's generated class hides ``optimizers`` behind ``**kwargs``."""
+"""TRL's arguments; unsloth's generated class hides ``optimizers`` behind ``**kwargs``."""
 
 
 def completed(given: Arguments) -> Arguments:
-    """The trainer's arguments as TRL takes them, by today's names; an error names the first that is wrong."""
+    """Return the trainer's arguments as TRL takes them, by today's names; an error names the first wrong one."""
     given = todays(given, set(ARGUMENTS), "RLOOTrainer", TRAINER_OLD)
     if isinstance(policy := given.get("model"), Policy):
         given = {"processing_class": policy.tokenizer, **given, "model": policy.model}
-    # Not by the model's name, as TRL has it: the policy's tokenizer has its thinking in the chat template.
+    # TRL would load it by the model's name; the policy's tokenizer has the thinking setting in its chat template.
     given.setdefault("processing_class", getattr(given.get("model"), "_saved_temp_tokenizer", None))
     given["args"] = given.get("args") or config.RLOOConfig()
     _check_kinds(given)
     _check_model(given)
-    warned = isinstance(given["args"], config.RLOOConfig)  # when it was made
+    warned = isinstance(given["args"], config.RLOOConfig)  # warned when args was made
     args = given["args"] = config.check(given["args"])
     if isinstance(given["model"], torch.nn.Module):
         check_vllm(args, given["model"])
@@ -57,7 +57,7 @@ def completed(given: Arguments) -> Arguments:
         warn_of_temperature(policy, args.temperature)
         chosen = not hasattr(policy.model, "auto_checkpointing")  # else the plan chooses
         if chosen and policy.device.type == "cpu" and not policy.checkpoints_activations:
-            # transformers' Trainer would switch it on for TRL's default; on a GPU unsloth keeps to the policy's.
+            # transformers' Trainer would switch it on, TRL's default; on a GPU unsloth keeps the policy's setting.
             given["args"] = args = copy.copy(args)
             args.gradient_checkpointing = False
     for doubt in () if warned else check_config.doubts(args):
@@ -92,7 +92,7 @@ def _check_model(given: Arguments) -> None:
         raise ConfigError(what, where="RLOOTrainer(peft_config=...)", todo=f"{todo} adds the LoRA")
     if named or tokenizer is None:
         return
-    # A token without a row in the embedding is an IndexError, or on a GPU an assertion that makes the device unusable.
+    # A token without an embedding row raises an IndexError, or on a GPU an assertion that makes the device unusable.
     vocabulary = getattr(tokenizer, "tokenizer", tokenizer).get_vocab()
     token, last = max(vocabulary.items(), key=operator.itemgetter(1))
     rows = getattr(model.get_input_embeddings(), "num_embeddings", last + 1)
@@ -134,7 +134,7 @@ def _guarded_rewards(given: Arguments) -> list[Any]:
     ]
     data_checks.check_thoughts(guarded, given.get("processing_class"))
     callables = [func for func in guarded if not isinstance(func, models)]
-    # TRL logs by name, and would average two rewards of one name into one line.
+    # TRL logs by name, and would average two rewards with the same name into one line.
     names = data_checks.distinct([func.__name__ for func in callables])
     for func, name in zip(callables, names, strict=True):
         func.__name__ = name
@@ -142,9 +142,9 @@ def _guarded_rewards(given: Arguments) -> list[Any]:
 
 
 def check_vllm(args: trl.RLOOConfig, model: torch.nn.Module) -> None:
-    """Works around: TRL sends a 4-bit policy's packed bytes as its weights; and unsloth switches ``use_vllm`` on for a
-    policy of ``fast_inference``, and aligns the rest for GRPO alone (2026.10.9, models/rl.py): TRL would never wake an
-    engine in standby, nor put it to sleep."""
+    """Works around: TRL sends a 4-bit policy's packed bytes to vLLM as its weights; and unsloth switches ``use_vllm`` on
+    for a policy with ``fast_inference`` but aligns the rest only for GRPO (2026.10.9, models/rl.py), so that TRL would
+    never wake an engine in standby, nor put it to sleep."""
     engine = getattr(model, "vllm_engine", None)
     if engine is not None and (args.fsdp or (args.use_vllm and args.vllm_mode == "server")):
         raise ConfigError(
@@ -164,8 +164,8 @@ def check_vllm(args: trl.RLOOConfig, model: torch.nn.Module) -> None:
 
 
 def check_launch(accelerator: Accelerator, args: trl.RLOOConfig, dataset: Dataset | IterableDataset) -> None:
-    """Works around: accelerate falls back in silence to fewer processes or to DDP, and each process is sent the same
-    row numbers, whatever its rows are."""
+    """Works around: accelerate silently falls back to fewer processes or to DDP, and sends each process the same row
+    numbers, even if their rows differ."""
     state, on_cpu = accelerator.state, accelerator.device.type == "cpu"
     engines = {"deepspeed": args.deepspeed, "fsdp": args.fsdp}
     kind = str(state.distributed_type.value)
