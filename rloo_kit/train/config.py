@@ -226,7 +226,7 @@ class RLOOConfig(Base):
     # --- tokens: kept by the configuration and its copies, left out of all that is printed, logged or pickled --
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings for loggers, as transformers does, without tokens and values from .env."""
+        """Return the settings as transformers does, for loggers, without tokens or .env values."""
         return {name: without_secrets(value, name) for name, value in super().to_dict().items()}
 
     def __str__(self) -> str:

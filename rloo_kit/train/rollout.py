@@ -116,7 +116,7 @@ class RolloutTrainer(ResumableTrainer):
             self._metrics["train"][name].append(value)
 
     def _log_token_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
-        """Log the mean over all tokens since the last log; a mean of means would favour tokens of short micro-batches."""
+        """Log the mean over all tokens since the last log; a mean of means would favour short micro-batches."""
         local = torch.stack([(values.detach() * mask).sum(), mask.sum().float()])
         sums = self.accelerator.reduce(local, reduction="sum") + self._token_sums.get(name, 0.0)
         self._token_sums[name], (total, count) = sums, sums.tolist()

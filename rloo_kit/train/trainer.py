@@ -206,7 +206,7 @@ class RLOOTrainer(RolloutTrainer):
         return values.view(-1)[self.accelerator.process_index * rows :][:rows]
 
     def _live(self, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Mark this process's rows that are trained on, (rows,) bool, by all advantages (groups, K) before the KL term."""
+        """Mark this process's rows to train on, (rows,) bool, by all advantages (groups, K) before the KL term."""
         if self._trains_on_all:
             return torch.ones(len(mask), dtype=torch.bool, device=mask.device)
         signal = advantages != 0
@@ -313,8 +313,8 @@ class RLOOTrainer(RolloutTrainer):
 
 @contextlib.contextmanager
 def in_its_precision(model: torch.nn.Module | str) -> Iterator[None]:
-    """Works around: when it is made, TRL's trainer casts a quantised model's trained weights to bfloat16, which holds no
-    change below 1 part in 256.  (On a GPU unsloth removes those lines, models/rl.py.)"""
+    """Works around: when made, TRL's trainer casts a quantised model's trained weights to bfloat16, which holds no change
+    below 1 part in 256.  (On a GPU unsloth removes those lines, models/rl.py.)"""
     weights = () if isinstance(model, str) else model.parameters()
     trained = [(weight, weight.data) for weight in weights if weight.requires_grad]
     try:

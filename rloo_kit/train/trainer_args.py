@@ -142,7 +142,7 @@ def _guarded_rewards(given: Arguments) -> list[Any]:
 
 
 def check_vllm(args: trl.RLOOConfig, model: torch.nn.Module) -> None:
-    """Works around: TRL sends a 4-bit policy's packed bytes to vLLM as its weights; and unsloth switches ``use_vllm`` on
+    """Works around: TRL sends a 4-bit policy's packed bytes to vLLM as its weights; and unsloth turns ``use_vllm`` on
     for a policy with ``fast_inference`` but aligns the rest only for GRPO (2026.10.9, models/rl.py), so that TRL would
     never wake an engine in standby, nor put it to sleep."""
     engine = getattr(model, "vllm_engine", None)
