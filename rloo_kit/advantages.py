@@ -85,15 +85,15 @@ def _centered(rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def normalized(advantages: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
-    """Normalise advantages to mean 0 and standard deviation 1 over a generation batch's scored completions; else 0.
+    """Normalise advantages to mean 0 and standard deviation 1 over a batch's scored completions; others get 0.
 
-    TRL's ``normalize_advantages``: (A - mean) / (std + 1e-4), std over n - 1.
+    Over a generation batch, as TRL's ``normalize_advantages``: (A - mean) / (std + 1e-4), std over n - 1.
     """
     values = advantages[scored]
     if values.numel() < 2:
         return torch.zeros_like(advantages)
     mean, std = values.mean(), values.std()
-    if mean.abs() <= 1e-6 * std:  # they sum to 0 up to rounding, so an advantage of 0 stays 0
+    if mean.abs() <= 1e-6 * std:  # the sum is 0 up to rounding, so advantages of 0 stay 0
         mean = torch.zeros_like(mean)
     return ((advantages - mean) / (std + STD_FLOOR)).masked_fill(~scored, 0.0)
 

@@ -30,8 +30,8 @@ AS_MESSAGES = "[{'role': 'user', 'content': text}]"
 def check_dataset(
     dataset: object, args: trl.RLOOConfig, tokenizer: PreTrainedTokenizerBase | None, name: str = TRAINED_ON
 ) -> None:
-    """Check that a dataset fills a generation batch and that its first 10,000 prompts are valid; of a stream, only the
-    first is checked.  The tokenizer must render conversations whole; None means that TRL will load it."""
+    """Check that a dataset fills a generation batch, or has a row to evaluate, and that its first 10,000 prompts (of a
+    stream, the first) are valid.  The tokenizer must render conversations whole; None means that TRL will load it."""
     if not isinstance(dataset, Dataset | IterableDataset):
         raise not_a_dataset(dataset, name, where="RLOOTrainer")
     trains, stream = name == TRAINED_ON, isinstance(dataset, IterableDataset)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 INFINITE = AllowInfNan(True)
 
 HANDLERS: dict[str, Handler] = {}
-"""Functions given as ``on_unhealthy``, by the name that a configuration stores in their place: it is saved with every
-checkpoint, and functions of a notebook cannot be saved."""
+"""Functions given as ``on_unhealthy``, by the name that a configuration stores in their place: the configuration is
+saved with every checkpoint, and functions of a notebook cannot be saved."""
 
 DICTS = ("generation_kwargs", "chat_template_kwargs", "model_init_kwargs", "lr_scheduler_kwargs")
 
@@ -65,7 +65,7 @@ ADVICE = {
     "reward_clip_range": "give (low, high) with low < high, or None",
     "on_unhealthy": "leave it at 'warn', or pass a function that takes the Finding",
 }
-"""Setting -> what to do about a wrong value; the advice for all others is to leave it out."""
+"""Setting -> what to do about a wrong value; the advice for other settings is to leave them out."""
 
 
 def checked(given: Mapping[str, Any], types: Mapping[str, Hint]) -> dict[str, Any]:

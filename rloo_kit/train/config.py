@@ -68,15 +68,15 @@ class RLOOConfig(Base):
 
     Added, less work or memory for the same update:
         single_pass: skip the forward pass for the old log-probabilities if each generation batch is used once.
-            With a KL term in the reward, each micro-batch must hold whole groups.
+            With a KL term in the reward, this needs micro-batches of whole groups.
         skip_zero_variance_groups: leave completions without a signal out of the training pass.  None means only if
             beta is 0, so that the update stays the same.  True drops zero-variance groups (all advantages before the
             KL term are 0) and their KL term even if beta is above 0.  False trains on all.
         fast_sampling: on a CPU, draw tokens by inverse CDF and stop computing completions that have ended
             (same distribution, a fraction of the time); on a GPU, read lm_head once per token, and for many
             rows hold 4-bit weights in 16 bit if there is room.
-        generation_rows: largest number of completions sampled at once; the rest of the batch follows in slices.  None
-            means as many as the memory plan says fit.  If memory still runs out, it is halved for the rest of the run.
+        generation_rows: maximum number of completions sampled at once; the rest follows in slices.  None means as many
+            as the memory plan says fit.  If memory still runs out, the number is halved for the rest of the run.
 
     Added, to see and to be safe:
         progress: print a line per step that samples.  False prints only problems, and plots nothing.

@@ -147,7 +147,7 @@ class PromptCache(DynamicCache):
 
 
 def sharing(model: Any, ids: torch.Tensor, mask: torch.Tensor, width: int) -> Any:
-    """Return what TRL calls for completions of ``width`` columns: a pass that shares prompts if it fits, or ``model``."""
+    """Return what computes completions of ``width`` columns: a pass that shares prompts if it fits, else the model."""
     # A prompt's last token goes with its completions, since it predicts their first token.
     start = ids.size(1) - width - 1
     if start < 1:

@@ -2,7 +2,7 @@
 
 The loss of an update is a weighted sum over its completions.  Each weight is computed once, over all completions that
 share the update, so it does not matter how they are cut into micro-batches and spread over processes, nor whether those
-without a signal are left out.  An update averages several generation batches, or parts of them if neither
+without a signal are left out.  The generation batches of an update are averaged, or parts of them if neither
 ``steps_per_generation`` nor ``gradient_accumulation_steps`` divides the other (:class:`.microbatches.Layout`).
 """
 

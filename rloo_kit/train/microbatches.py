@@ -71,7 +71,7 @@ def _lay_out_unit(
     tokens, processes = batch["completion_mask"].sum(1), accelerator.num_processes
     total = int(accelerator.reduce(tokens[rows].sum(), reduction="sum"))
     weights = row_weights(layout.aggregation, tokens[rows], len(rows) * processes, total, layout.longest)
-    # Undo transformers' division by the accumulation and the mean over processes, but average units.
+    # Undo transformers' division by the accumulation and the mean over processes; an update's units are averaged.
     batch["row_weight"][rows] = weights * layout.unit * processes
     lengths, live = tokens.tolist(), batch["live"].tolist()
     blocks = blocks_of([row for row in rows if live[row]], layout.block, lengths)

@@ -123,7 +123,7 @@ class RolloutTrainer(ResumableTrainer):
         self._metrics["train"][name] = [total / max(count, 1.0)]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Works around: TRL restarts its means at each log, but knows no sums over tokens, which are cleared here."""
+        """Works around: TRL restarts its means at each log, but not the sums over tokens, which are cleared here."""
         super().log(logs, start_time)
         if self.model.training:
             self._token_sums.clear()
@@ -210,7 +210,7 @@ class RolloutTrainer(ResumableTrainer):
         log_probs = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
         tensors = {name: batch[name] for name in (*microbatches.PROMPT, "completion_ids", "completion_mask")}
         lengths = batch["completion_mask"].sum(1).tolist()
-        passed = torch.ones_like(batch["live"]) if self._sharded else batch["live"]  # all processes equally often
+        passed = torch.ones_like(batch["live"]) if self._sharded else batch["live"]  # all run equally often
         rows = sorted(passed.nonzero().flatten().tolist(), key=lengths.__getitem__)
         size = self.args.per_device_train_batch_size
         with (

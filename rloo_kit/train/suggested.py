@@ -27,7 +27,7 @@ Settings = Mapping[str, Any]
 
 # Prompts per update, and the values of K to try, largest first.  Every measured run used 4 x 8.
 PROMPTS, GROUPS = 4, (8, 4, 2)
-THINKING_TOKENS, LEAST_TOKENS = 4096, 64  # of a completion with a thought but no budget; the fewest that are tried
+THINKING_TOKENS, LEAST_TOKENS = 4096, 64  # in a completion with a thought but no budget; the fewest to try
 GUESS = "a guess, not measured"
 
 
@@ -60,7 +60,7 @@ MEASURED = {
     "tiny": Evidence(TINY, 32, "measured: benchmarks/results/time_to_accuracy.md"),
     "small": Evidence(SMALL, 40, "measured: benchmarks/results/settings_words.md"),
 }
-"""The bundled policy's, and SmolLM2-135M's in 32 bit on a CPU, for any below 0.5 B parameters in 16 or 32 bit."""
+"""From the bundled policy, and from SmolLM2-135M (32 bit, CPU) for all below 0.5 B parameters in 16 or 32 bit."""
 
 
 def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: Settings) -> list[Reason]:

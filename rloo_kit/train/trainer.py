@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 class RLOOTrainer(RolloutTrainer):
     """TRL's ``RLOOTrainer``; all its arguments work and mean the same, and names of older releases are accepted.
 
-    Differences, each because plain TRL fails there silently:
+    Differences, where plain TRL fails silently:
 
     - Configuration, dataset and rewards are checked before the first completion, rewards again at every step.
     - The same policy can be trained again.  No second copy of the LoRA is kept if the reference is the base model or
@@ -64,7 +64,7 @@ class RLOOTrainer(RolloutTrainer):
     - Passes and completions that do not change the update are left out: ``single_pass``,
       ``skip_zero_variance_groups``.
     - Problems are reported once, with cause and remedy (:mod:`rloo_kit.watch.symptoms`).  The metric
-      ``zero_variance_groups`` is the share of groups whose K raw rewards are equal or completions all masked.
+      ``zero_variance_groups`` is the share of groups with K equal raw rewards, or with all completions masked.
 
     Args:
         model: a PEFT model, or the :class:`~rloo_kit.Policy` that holds one, with its tokenizer.
@@ -313,8 +313,8 @@ class RLOOTrainer(RolloutTrainer):
 
 @contextlib.contextmanager
 def in_its_precision(model: torch.nn.Module | str) -> Iterator[None]:
-    """Works around: when made, TRL's trainer casts a quantised model's trained weights to bfloat16, which holds no change
-    below 1 part in 256.  (On a GPU unsloth removes those lines, models/rl.py.)"""
+    """Works around: on construction TRL's trainer casts a quantised model's trained weights to bfloat16, which holds no
+    change below 1 part in 256.  (On a GPU unsloth removes those lines, models/rl.py.)"""
     weights = () if isinstance(model, str) else model.parameters()
     trained = [(weight, weight.data) for weight in weights if weight.requires_grad]
     try:
