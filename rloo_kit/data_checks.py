@@ -41,7 +41,7 @@ def check_dataset(
     if len(first) < needed:
         what = f"one generation batch takes {needed} prompts and the dataset has {len(first)}, so no step would run"
         what = what if trains else "there is nothing to evaluate: the dataset has no rows"
-        where = f"{name}, a stream; one that was read to its end gives nothing more" if stream else name
+        where = f"{name}, a stream, which yields nothing more once it was read to its end" if stream else name
         todo = "give more prompts (rows may repeat), or a smaller batch or accumulation"
         raise DatasetError(what, where=where, todo=todo)
     prompts = [row.get("prompt") for row in first[:1]] if stream else dataset["prompt"][:LOOKED_AT]
@@ -60,7 +60,7 @@ def not_a_dataset(given: object, name: str, where: str) -> DatasetError:
     elif isinstance(given, DatasetDict | IterableDatasetDict):
         todo = f"pass one of its splits: dataset[{next(iter(given), 'train')!r}]"
     elif isinstance(given, str):
-        todo = f"read a file by tasks.from_file({given!r}), one of the hub by load_dataset({given!r}, split='train')"
+        todo = f"read a file with tasks.from_file({given!r}), or the hub with load_dataset({given!r}, split='train')"
     return DatasetError(f"{name} is a {type(given).__name__}, not a datasets.Dataset", where=where, todo=todo)
 
 
@@ -70,7 +70,7 @@ def _check_columns(columns: Sequence[str], name: str) -> None:
         todo = "rename the column that holds the prompts: dataset.rename_column(name, 'prompt')"
         raise DatasetError("the dataset has no column 'prompt'", where=where, todo=todo)
     if taken := {"prompts", "completions"} & set(columns):
-        what = f"the dataset has a column {taken.pop()!r}, which is what TRL calls an argument of every reward"
+        what = f"the dataset has a column {taken.pop()!r}, and TRL passes each reward an argument of that name"
         raise DatasetError(what, where=where, todo="rename it: dataset.rename_column(name, other)")
     if {"image", "images"} & set(columns):  # they would be left out silently
         todo = "drop the column with dataset.remove_columns, or train with trl.RLOOTrainer"
@@ -100,7 +100,7 @@ def _fault(prompt: Any) -> tuple[str, str]:
     is_text = isinstance(prompt, str)
     if not is_text and not (isinstance(prompt, list) and prompt and isinstance(prompt[0], dict)):
         what = f"a prompt must be a string or a list of messages, not a {type(prompt).__name__}"
-        return what, f"give text, or {AS_MESSAGES}; of a formatted dataset, dataset.with_format(None)"
+        return what, f"give text, or {AS_MESSAGES}; for a formatted dataset, dataset.with_format(None)"
     for message in [] if is_text else prompt:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             return "a message has no role", f"give each a role and a content: {AS_MESSAGES}"
@@ -108,7 +108,7 @@ def _fault(prompt: Any) -> tuple[str, str]:
         calls_a_tool = content is None and message["role"] == "assistant"
         if not isinstance(content, str) and not calls_a_tool:
             what = f"the content of a message must be text, and one is a {type(content).__name__}"
-            return what, "write it; of one in parts join them: ''.join(part['text'] for part in content)"
+            return what, "write it as text; join one in parts: ''.join(part['text'] for part in content)"
     return ("", "") if _text_of(prompt).strip() else ("a prompt is empty", "drop such rows with dataset.filter")
 
 

@@ -133,10 +133,10 @@ def _without_equal(name: str, written: str, where: str, known: set[str], of_conf
     what = f"{name} is no argument"
     todo = did_you_mean(_MEANT.get(name, name), {*known, *GRPO}, f"see help(rloo_kit.{where})")
     if of_config and name in trl.GRPOConfig.__dataclass_fields__:
-        what = f"{written}: GRPO's, without an equal here"
-        todo = "remove it: RLOO has no such part; trl.GRPOTrainer has"
+        what = f"{written} is GRPO's, and has no counterpart here"
+        todo = "remove it, since RLOO has no such part; or train with trl.GRPOTrainer"
     if of_config and name in CONFIG_GONE:
-        what, todo = f"{name} has no equal here", CONFIG_GONE[name]
+        what, todo = f"{name} has no counterpart here", CONFIG_GONE[name]
     return ArgumentError(what, where=f"{where}({written})", todo=todo)
 
 

@@ -169,7 +169,7 @@ class RolloutTrainer(ResumableTrainer):
         if how["in_16_bit"] and not sliced.in_16_bit:
             self._in_16_bit = False
             what = f"Memory ran out with 4-bit weights held in 16 bit, step {self.state.global_step + 1}"
-            output.warn(f"{what}: from here on they are not, and sampling takes longer", main_alone=False)
+            output.warn(f"{what}: from here on they stay in 4 bit, and sampling takes longer", main_alone=False)
         if sliced.at_once < at_once:
             self._at_most = sliced.at_once
             what = f"Memory ran out with {at_once} completions sampled at once, step {self.state.global_step + 1}"

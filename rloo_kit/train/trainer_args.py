@@ -148,7 +148,7 @@ def check_vllm(args: trl.RLOOConfig, model: torch.nn.Module) -> None:
     engine = getattr(model, "vllm_engine", None)
     if engine is not None and (args.fsdp or (args.use_vllm and args.vllm_mode == "server")):
         raise ConfigError(
-            "the policy samples with unsloth's vLLM, which goes with neither vllm_mode='server' nor FSDP2",
+            "the policy samples with unsloth's vLLM, which works with neither vllm_mode='server' nor FSDP2",
             where=f"load_policy(fast_inference=True), RLOOConfig(vllm_mode={args.vllm_mode!r}, fsdp={args.fsdp!r})",
             todo="load_policy(..., fast_inference=False), or remove the other",
         )
@@ -176,5 +176,5 @@ def check_launch(accelerator: Accelerator, args: trl.RLOOConfig, dataset: Datase
         if len(set(digests)) > 1:
             what = "the processes have different rows, and would score one prompt's completions as another's"
             where = f"RLOOTrainer(train_dataset=...), by process {digests}"
-            todo = "make it of a fixed seed, and at a fixed level: tasks.arithmetic(level=2, seed=0)"
+            todo = "make it with a fixed seed and at a fixed level: tasks.arithmetic(level=2, seed=0)"
             raise DatasetError(what, where=where, todo=todo)

@@ -114,7 +114,7 @@ def test_what_looks_as_if_it_held_a_secret_is_left_out_and_said_to_be():
 def test_what_cannot_be_exported_is_named_with_what_to_do_and_costs_no_run(folder, command, cell, make_trainer, task):
     make_trainer(cell["unnamed"], train_dataset=task.train.select(range(8)), output_dir="ran").train()
     task_fault, reward_fault = command("export", "ran", status=2).stderr.split("\n\n")
-    assert "train_dataset is no task's train side as it was made" in task_fault
+    assert "train_dataset is not the unchanged train side of a task" in task_fault
     assert "make tasks.from_file(file)" in task_fault
     assert "a reward is a lambda" in reward_fault
     assert "Where: ran, rewards" in reward_fault

@@ -73,7 +73,7 @@ def test_one_setting_by_two_names_is_refused():
         ({"loss_type": "cispo"}, "loss_aggregation='token-mean'"),
         ({"scale_rewards": "batch"}, "normalize_advantages=True"),
         ({"scale_reward": "group"}, "did you mean scale_rewards"),
-        ({"entropy_coef": 0.1}, "GRPO's, without an equal here[\\s\\S]*remove it: RLOO has no such part"),
+        ({"entropy_coef": 0.1}, "is GRPO's, and has no counterpart here[\\s\\S]*remove it, since RLOO"),
         ({"learnin_rate": 1e-5}, "did you mean learning_rate"),
     ],
 )

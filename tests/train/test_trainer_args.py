@@ -64,7 +64,7 @@ def test_the_trainers_settings_are_those_of_the_policys_own_engine_or_refused():
     for standby in (True, False):
         assert checked(standby) == {**COLOCATE, "vllm_enable_sleep_mode": standby, "fsdp": []}
     for cannot in ({"fsdp": ["full_shard"]}, SERVER):
-        with pytest.raises(ValueError, match=r"goes with neither[\s\S]*fast_inference=False"):
+        with pytest.raises(ValueError, match=r"works with neither[\s\S]*fast_inference=False"):
             checked(**cannot)
 
 
