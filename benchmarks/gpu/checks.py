@@ -1,7 +1,7 @@
-"""Every check, in the order of worth: what comes first is run first, and the budget cuts off the end.
+"""List every check, most valuable first: they run in this order, and the budget cuts off the end.
 
-Only the list: functions are in the files named after the parts.  Seconds are those of an H100, or guesses, start
-included.
+A check's call names the file and function that measure.  Its seconds include the start of its process; they were
+measured on an H100, or are guesses.
 """
 
 import importlib
@@ -13,10 +13,10 @@ from . import four_bit
 from .runner import Check
 from .work import KIT, UNSLOTH
 
-# By name: mypy knows the file as part of the folder benchmarks, and not as a package.
+# Imported by name, since mypy knows it as part of the folder benchmarks and not as a package.
 pretended = importlib.import_module("benchmarks.pretended")
 
-# The smallest GPU that trains each.
+# GiB of the smallest GPU that trains each shape.
 CARD_GIB = {"qwen3-0.6b": 3, "qwen3-1.7b": 4, "qwen3-4b": 6, "qwen3-8b": 9}
 CASES = (
     ("qwen3-4b", 8, 1, 256, 8),
@@ -29,8 +29,8 @@ CASES = (
     ("qwen3-4b", 8, 1, 1024, 2),
     ("qwen3-4b", 2, 1, 2048, 2),
 )
-"""Of memory: shape, K, prompts at once, completion tokens, rows in a pass.  Passes that hold no whole group of K take
-one more pass, for the KL term."""
+"""The memory cases: shape, K, prompts sampled at once, completion tokens, rows of a micro-batch.  Where micro-batches
+hold no whole group of K, there is one more pass, for the KL term."""
 
 
 def shape(name: str) -> Check:
@@ -38,7 +38,7 @@ def shape(name: str) -> Check:
 
 
 def case(index: int) -> Check:
-    """A row of :data:`CASES`; a rehearsal runs the first two, since the others differ in size alone."""
+    """Return the check of a row of :data:`CASES`; a rehearsal runs two, since the others differ in size alone."""
     size, k, groups, tokens, micro = CASES[index]
     name = f"memory/{size} K {k}, {tokens} tokens, {k * groups} rows by {micro}"
     arguments = {"shape": size, "k": k, "groups": groups, "tokens": tokens, "micro": micro}
@@ -46,7 +46,7 @@ def case(index: int) -> Check:
 
 
 def timed(trainer: str, size: str = "qwen3-4b", k: int = 8, switch: str = "", again: bool = False) -> Check:
-    """A few steps of 256 tokens; ``switch`` names what differs in the kit."""
+    """Return a check that times a few steps of 256 tokens; ``switch`` names what differs in the kit."""
     variables, differs = SWITCHES[switch]
     seconds = {KIT: 60, UNSLOTH: 120}[trainer] * (k / 8) ** 0.5
     seconds *= 0.7 if size == "qwen3-1.7b" else 1
@@ -69,14 +69,14 @@ def learns(seed: int) -> Check:
 SWITCHES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "": ({}, {}),
     "nothing recomputed": ({}, {"loading": {"gradient_checkpointing": False}}),
-    "buffers whole": ({"UNSLOTH_DECODE_GRAPH_PREALLOC": "1"}, {}),  # graphs are captured once a call
-    "4-bit products": ({four_bit.VARIABLE: "1"}, {}),  # the default below 1.5 TB/s; --only 4-bit times 0, too
+    "buffers whole": ({"UNSLOTH_DECODE_GRAPH_PREALLOC": "1"}, {}),  # graphs are captured once per call
+    "4-bit products": ({four_bit.VARIABLE: "1"}, {}),  # the kit's default below 1.5 TB/s; --only 4-bit also times 0
     "decode graphs off": ({"UNSLOTH_DECODE_CUDA_GRAPHS": "0"}, {}),
     "4-bit weights while sampling": ({}, {"in_16_bit": False}),
     "fast_sampling off": ({}, {"fast_sampling": False}),
     "layers compiled": ({"UNSLOTH_BLOCK_COMPILE": "1"}, {}),
 }
-"""Name -> variables of the process, and arguments of the run."""
+"""Switch -> environment variables of the process, and arguments of the run."""
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "UNSLOTH_FORCE_CPU": "1", pretended.VARIABLE: ""}
 LEARNS = [Check(f"correct/learns, seed {n}", "correct:learns", 45, {"seed": n}, rehearsed=n == 0) for n in range(3)]
 HYGIENE = Check("hygiene/kernel", "hygiene:kernel", 100, needs=("shape/qwen3-0.6b",))

@@ -1,7 +1,7 @@
-"""Correct on this GPU: the kit computes what it is meant to compute, on the bundled tiny policy.
+"""Check that the kit computes what it should on this GPU, with the bundled tiny policy.
 
-:func:`update` records what the trainer makes of a batch on the GPU; plain.py computes the same without Unsloth, in
-float32 on the CPU.  What does not depend on the device is left to tests/.
+:func:`update` records what the trainer computes from a batch on the GPU; plain.py computes the same without Unsloth,
+in float32 on the CPU.  What does not depend on the device is left to tests/.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rloo_kit.session import prepare
 from . import work
 from .runner import Figure, Place
 
-K, LIMIT = 4, 12  # completions of a prompt, and tokens of a completion at most
+K, LIMIT = 4, 12  # completions per prompt, and the most tokens of a completion
 Weights = dict[str, torch.Tensor]
 IN_LOSS = {"beta": 0.1, "kl_placement": "loss", "kl_estimator": "k2"}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -37,19 +37,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Updates that plain.py computes too: every estimator, both placements of the KL term, and the kit's short cuts."""
 
 IN_FLOAT32 = ("reinforce, k2",)
-"""Of these, those that are compared in float32 alone.  Under k2 a token's gradient grows with its distance from the
-reference, so that rounding one token's log-probability to 16 bits decides."""
+"""The settings above that are compared in float32 only.  Under k2 a token's gradient grows with its distance from the
+reference, so rounding one token's log-probability to 16 bits decides the result."""
 
 
 def sums(place: Place) -> Dataset:
-    """Sums behind up to 36 words, 3 in a rehearsal: prompts so unlike in length that every batch is padded."""
+    """Return sums after up to 36 words (3 in a rehearsal): lengths differ so much that every batch is padded."""
     words = 1 if place.is_rehearsal else 12
     prompts = ["Add. " * (words * (i % 4)) + f"{i} + {i * 7 % 50} =" for i in range(64)]
     return Dataset.from_dict({"prompt": prompts})
 
 
 def varied(prompts: Any, completion_ids: Any, **kwargs: Any) -> list[float | None]:
-    """The length, so that gradients do not cancel; the longest prompt pays all the same, and one of K is not scored."""
+    """Pay by length so that gradients do not cancel; the longest prompt pays 0.5, others leave one of K unscored."""
     longest = max(prompts, key=len)
     return [
         0.5 if prompt == longest else None if row % K == 1 else len(ids) / LIMIT
@@ -71,7 +71,7 @@ def lora_of(model: torch.nn.Module, gradient: bool = False) -> Weights:
 
 
 def draw_lora(model: torch.nn.Module, scale: float = 0.02) -> None:
-    """Draw the LoRA's B, which starts as zeros; a scale of 0 makes it zeros again, and the base the reference."""
+    """Draw the LoRA's B, which starts as zeros; a scale of 0 resets it, so that the base is the reference."""
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and "lora_B" in name:
@@ -80,7 +80,7 @@ def draw_lora(model: torch.nn.Module, scale: float = 0.02) -> None:
 
 
 def off_by(found: Weights, expected: Weights) -> float:
-    """The distance, all weights in one vector, as a share of the expected vector's length."""
+    """Return the distance between all weights as one vector, as a share of the expected vector's length."""
     names = sorted(expected)
     a, b = (torch.cat([weights[name].flatten() for name in names]) for weights in (found, expected))
     return float((a - b).norm() / b.norm())
@@ -89,10 +89,10 @@ def off_by(found: Weights, expected: Weights) -> float:
 def one_update(
     policy: Any, place: Place, settings: dict[str, Any], **precision: bool
 ) -> tuple[rloo_kit.RLOOTrainer, dict[str, Any]]:
-    """One update at learning rate 0: the trainer, and prompts, completions, rewards and gradient.
+    """Make one update at learning rate 0; return the trainer, and the prompts, completions, rewards and gradient.
 
-    Completions are digits drawn at random: what this peaked policy samples itself gives gradients so small that
-    rounding drowns them.
+    Completions are random digits: those that this peaked policy samples give gradients so small that rounding drowns
+    them.
     """
     batch: dict[str, Any] = {"settings": settings}
 
@@ -127,9 +127,9 @@ class Base(NamedTuple):
 
 
 def bases(own: str, is_rehearsal: bool) -> dict[str, Base]:
-    """By name.  float16 shows a wrong formula best: bfloat16 rounds eight times as coarsely, and a difference of two
-    log-probabilities, as the KL term is, drowns in it.  A rehearsal takes what its card would take, ``own``, and 32 bit
-    beside float16 alone."""
+    """Return the policies to load, by name.  float16 shows a wrong formula best: bfloat16 rounds eight times as
+    coarsely, which drowns a difference of two log-probabilities such as the KL term.  A rehearsal takes its card's
+    ``own`` type, and 32 bit only together with float16."""
     found: dict[str, Base] = {}
     if own == "float16" or not is_rehearsal:
         without = {"load_in_4bit": True, "gradient_checkpointing": False}
@@ -168,8 +168,8 @@ def update(place: Place) -> dict[str, Figure]:
 
 
 def log_probs(trainer: rloo_kit.RLOOTrainer, batch: dict[str, Any]) -> Weights:
-    """Log-probabilities (rows, longest completion) of prompts padded on the left, in both modes; and two controls: the
-    pads seen, and the trainer's flag unset, without which Unsloth's forward pass drops the mask."""
+    """Return log-probabilities (rows, longest completion) of left-padded prompts, with and without gradient, and two
+    controls: attention to the pads, and the trainer's flag unset, without which Unsloth's forward drops the mask."""
     pad, model = trainer.processing_class.pad_token_id, trainer.model
     widest, width = (max(map(len, batch[name])) for name in ("prompts", "completions"))
     rows, mask = [], []
@@ -196,8 +196,8 @@ def log_probs(trainer: rloo_kit.RLOOTrainer, batch: dict[str, Any]) -> Weights:
 
 
 def samples(trainer: rloo_kit.RLOOTrainer, place: Place) -> dict[str, Any]:
-    """What the trainer samples of eight prompts padded on the left: first tokens, and the most probable completions."""
-    draw_lora(trainer.model, 0.3)  # so large that completions vary
+    """Return what the trainer samples for eight left-padded prompts: first tokens, and greedy completions."""
+    draw_lora(trainer.model, 0.3)  # large enough that completions vary
     tokenizer = trainer.processing_class
     prompts = [tokenizer(prompt)["input_ids"] for prompt in sums(place)["prompt"][:8]]
     torch.manual_seed(0)
@@ -211,7 +211,7 @@ def samples(trainer: rloo_kit.RLOOTrainer, place: Place) -> dict[str, Any]:
 
 
 def fp16(place: Place) -> dict[str, Figure]:
-    """Steps in float16: after the loss scaler's search, which leaves out the first ones, gradients are finite."""
+    """Check float16 steps: after the loss scaler's search, which skips the first steps, gradients are finite."""
     figures: dict[str, Figure] = {}
     for bits in (4, 16):
         policy = rloo_kit.load_policy("tiny", load_in_4bit=bits == 4, dtype=torch.float16)
@@ -225,7 +225,7 @@ def fp16(place: Place) -> dict[str, Figure]:
 
 
 def saved(place: Place) -> dict[str, Figure]:
-    """A saved adapter gives the same completions; four steps in a row are two, a checkpoint, and two more."""
+    """Check that a saved adapter completes alike, and that four steps equal two, a checkpoint, and two more."""
     policy, prompts = rloo_kit.load_policy("tiny"), sums(place)["prompt"][:8]
     draw_lora(policy.model)
     again = rloo_kit.load_policy(policy.save(place.scratch / "adapter"))
@@ -244,7 +244,7 @@ def saved(place: Place) -> dict[str, Figure]:
 
 
 def learns(place: Place, seed: int) -> dict[str, Figure]:
-    """The quickstart's run: held-out greedy accuracy rises by 0.2 in 30 steps."""
+    """Check that held-out greedy accuracy rises by at least 0.2 in the quickstart's 30 steps."""
     from runs import Spec, run
 
     steps, problems = (2, 8) if place.is_rehearsal else (30, 200)

@@ -1,6 +1,6 @@
-"""Which of Unsloth's two ways with 4-bit weights samples faster on this card; the faster one is kept in .env.
+"""Time Unsloth's two ways to use 4-bit weights in sampling on this card, and keep the faster one in .env.
 
-The kit's default goes by a count of bytes (docs/speed.md), and no consumer card has timed it.
+The kit's default follows from a count of bytes (docs/speed.md); it has not been timed on a consumer card.
 """
 
 import os
@@ -14,23 +14,23 @@ from .runner import Check
 VARIABLE = "UNSLOTH_BNB_GEMM_4BIT"
 WAYS = {"1": "4-bit/products of 4-bit weights", "0": "4-bit/weights made in 16 bit"}
 SECONDS = "generate, s"
-LAYERS = 6  # of Qwen3-4B's 36: one layer is like another, and six are made and loaded in seconds
+LAYERS = 6  # of Qwen3-4B's 36: layers are alike, and six are made and loaded in seconds
 SHAPE = f"qwen3-4b-{LAYERS}-layers"
-MARGIN = 0.03  # a smaller difference is taken for chance
+MARGIN = 0.03  # a smaller difference counts as chance
 
 
 def timed() -> list[Check]:
-    """A few layers of Qwen3-4B, and eight completions of 256 tokens sampled either way, as without room for weights in
-    16 bit."""
+    """Return checks that make a few layers of Qwen3-4B and sample eight completions of 256 tokens each way, as on a
+    card without room for weights in 16 bit."""
     make = Check(f"shape/{SHAPE}", "memory:make", 20, {"shape": "qwen3-4b", "layers": LAYERS})
     run = {"trainer": "kit", "tokens": 256, "shape": SHAPE, "in_16_bit": False}
     return [make, *(Check(WAYS[way], "speed:run", 25, run, (make.name,), {VARIABLE: way}) for way in WAYS)]
 
 
 def keep_faster(outcomes: Outcomes, folder: Path) -> str:
-    """Write the faster way into the .env of a folder, where ``prepare()`` reads it; what was done, in a sentence.
+    """Write the faster way into the .env of a folder, where ``prepare()`` reads it; return a sentence that says so.
 
-    Empty where not both were timed; nothing is written where the two are alike.
+    The sentence is empty unless both ways were timed.  Nothing is written if they are equally fast.
     """
     seconds = {
         way: outcomes[name].figures[SECONDS].value

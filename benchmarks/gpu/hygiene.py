@@ -1,7 +1,7 @@
-"""Hygiene: running out of memory ends nothing, and the GPU's memory comes back after release() and shutdown_kernel().
+"""Check that a notebook survives running out of memory, and that release() and shutdown_kernel() free the GPU.
 
-In a real Jupyter kernel, watched from a process that holds nothing on the GPU.  In a rehearsal the kernel's process
-stands in for the GPU.  Which names hold a model is the business of tests/.
+A process that holds nothing on the GPU watches a real Jupyter kernel.  In a rehearsal the kernel's process stands in
+for the GPU.  tests/ checks which names hold a model.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from jupyter_client.manager import start_new_kernel
 from .runner import Figure, Place
 
 SHAPE, MIB = "qwen3-0.6b", 2**20
-AFTER_EXIT_BYTES = 64 * MIB  # what a desktop holds beside the process moves by some MiB
+AFTER_EXIT_BYTES = 64 * MIB  # what a desktop holds on the same GPU varies by some MiB
 AFTER_RELEASE_MIB = 32  # Unsloth's buffers: one dequantised weight, and those of its gradient checkpointing
-CONTEXT_GROWTH_BYTES = 384 * MIB  # CUDA loads kernels when they are first called, and they stay
+CONTEXT_GROWTH_BYTES = 384 * MIB  # CUDA loads kernels when they are first called, and keeps them
 BACK_SECONDS, SHUTDOWN_SECONDS = 2.0, 3.0  # shutdown_kernel() begins a second after its cell
 
 START = """
@@ -51,7 +51,7 @@ def trainer_of(rows):
 answer()
 """
 
-# On a GPU in what TRAIN takes and little more, so that whatever the failed cell keeps is missed there.
+# On a GPU memory is limited to little more than TRAIN takes, so that TRAIN fails if this cell's error keeps any.
 RUN_OUT = """
 if not REHEARSAL:
     torch.cuda.empty_cache()
@@ -87,7 +87,7 @@ def run_cell(client: Any, code: str) -> dict[str, Any]:
 
 
 def used_bytes(process: Any, place: Place) -> int:
-    """What the driver counts as used on the whole GPU; in a rehearsal the process's resident set."""
+    """Return the bytes that the driver counts as used on the whole GPU; in a rehearsal, the process's resident set."""
     if place.is_rehearsal:
         return psutil.Process(process.pid).memory_info().rss if process and process.poll() is None else 0
     pynvml.nvmlInit()
@@ -105,9 +105,9 @@ def seconds_until(reached: Callable[[], bool], most: float) -> float:
 
 
 def kernel(place: Place) -> dict[str, Figure]:
-    """A notebook that runs out of memory, trains a smaller run in the next cell, releases and shuts down."""
+    """Run a notebook that runs out of memory, trains a smaller run in the next cell, releases and shuts down."""
     before = used_bytes(None, place)
-    # VS Code's kernels have no server, so shutdown_kernel() ends this one itself.
+    # Taken for a kernel of VS Code, which has no server, so that shutdown_kernel() ends it itself.
     variables = {**os.environ, "VSCODE_PID": str(os.getpid())}
     manager, client = start_new_kernel(startup_timeout=60, kernel_name="python3", env=variables)
     provisioner: Any = manager.provisioner
@@ -127,9 +127,9 @@ def kernel(place: Place) -> dict[str, Figure]:
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    phase = "train'" if place.is_rehearsal else ""  # on a GPU the one that comes first at its limit
+    phase = "train'" if place.is_rehearsal else ""  # on a GPU, whichever phase reaches the limit first
     held = [(answer["held"] - empty["held"]) / MIB for answer in (loaded, released)]
-    # A CPU hands pages back when it likes, and a busy one takes seconds to end Python.
+    # A CPU returns freed pages at any time, and a busy one takes seconds to end Python.
     limits = [None] * 3 if place.is_rehearsal else [held[0], BACK_SECONDS, SHUTDOWN_SECONDS]
     return {
         "running out ends in the kit's error": Figure(failed.get("error") == "OutOfMemoryError"),

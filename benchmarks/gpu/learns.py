@@ -1,6 +1,6 @@
-"""A real model learns: SmolLM2-135M on sums in words at the suggested settings, before and after.
+"""Check that a real model learns: SmolLM2-135M on sums in words at the suggested settings, before and after.
 
-In a rehearsal it is the tiny policy.
+A rehearsal trains the tiny policy instead.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from learned import IN_TIME, LARGEST, right_in_time
 from . import work
 from .runner import Figure, Place
 
-STEPS, SECONDS, PROBLEMS, ROOM = 100, 120.0, 100, 4  # of training at most, its evaluations not counted
-GAIN = 0.1  # the least
+STEPS, SECONDS, PROBLEMS, ROOM = 100, 120.0, 100, 4  # the seconds limit training, evaluations not counted
+GAIN = 0.1  # the smallest that passes
 GROUP = ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def run(place: Place, seed: int) -> dict[str, Figure]:
-    """Accuracy on held-out problems, greedy, at the length limit and with room for four times as many tokens."""
+    """Train, and measure greedy held-out accuracy at the length limit and with room for four times the tokens."""
     rloo_kit.prepare(dotenv=None, offline=True, seed=seed)
     policy = rloo_kit.load_policy("tiny" if place.is_rehearsal else "smollm2-135m", seed=seed)
     learned = rloo_kit.tasks.word_sums(policy, largest=LARGEST, seed=seed)

@@ -1,9 +1,9 @@
-"""Memory: the plan beside what a step takes, on checkpoints of the real Qwen3 shapes with random weights.
+"""Compare the memory plan with what a step takes, on checkpoints of the real Qwen3 shapes with random weights.
 
-A run must do with what the plan says: torch may take the plan's peak less the CUDA context, and no more.  Without that
-limit torch keeps blocks that it does not need, so what it holds on a large GPU says little.
+A run must fit its plan: torch may allocate the plan's peak less the CUDA context, and no more.  Without that limit
+torch keeps blocks that it does not need, so what it holds on a large GPU says little.
 Weights change neither the memory nor the time of a step, as long as completions run to their full length.  Like
-Unsloth's own 4-bit repositories these keep some projections in 16 bit; which ones theirs keep is not known here.
+Unsloth's own 4-bit repositories, these keep some projections in 16 bit; which ones Unsloth keeps is not known here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def config_of(checkpoint: Checkpoint) -> PreTrainedConfig:
 
 
 KEPT_EVERY = 12
-"""Of so many layers one keeps its MLP in 16 bit, which makes a checkpoint about a tenth larger."""
+"""One in so many layers keeps its MLP in 16 bit, which makes a checkpoint about a tenth larger."""
 
 
 def kept_in_16_bit(checkpoint: Checkpoint) -> list[str]:
@@ -70,8 +70,8 @@ def write_without_weights(checkpoint: Checkpoint, folder: Path, kept: Sequence[s
 
 
 def make(place: Place, shape: str, layers: int = 0) -> dict[str, Figure]:
-    """Write random weights in NF4 with the tiny policy's tokenizer, matrix by matrix; load them as a user would, and
-    compare their bytes with the catalogue's; of a shape in full, or some ``layers`` of it."""
+    """Write random NF4 weights of a shape, or of some ``layers`` of it, with the tiny policy's tokenizer, matrix by
+    matrix.  Load them as a user would, and compare their bytes with the catalogue's."""
     checkpoint = rloo_kit.CATALOGUE["tiny" if place.is_rehearsal else shape]
     folder = place.scratch / (f"{shape}-{layers}-layers" if layers else shape)
     if layers and not place.is_rehearsal:
@@ -120,7 +120,7 @@ def held(trainer: rloo_kit.RLOOTrainer) -> dict[str, int]:
 
 
 def case(place: Place, shape: str, k: int, groups: int, tokens: int, micro: int) -> dict[str, Figure]:
-    """Two steps within the plan's bytes, the second at full length; and measured over planned, by part and phase."""
+    """Train two steps in the planned bytes, the second at full length; compare measured with planned memory."""
     tokens, prompt = (work.REHEARSAL_TOKENS, 32) if place.is_rehearsal else (tokens, 256)
     policy, data = rloo_kit.load_policy(place.scratch / shape), work.dataset(prompt)
     config = rloo_kit.RLOOConfig(**work.settings(str(place.scratch / "run"), k, groups, micro, tokens))

@@ -1,8 +1,8 @@
-"""The reference: log-probabilities, gradients and samples of the tiny policy by plain transformers and PEFT.
+"""Compute what correct.py must get: log-probabilities, gradients and samples by plain transformers and PEFT.
 
-For correct.py, in a process without Unsloth, TRL or a GPU: in float32 on the CPU, each completion alone and without
-padding.  It reads what :func:`correct.update` recorded on the GPU.  Of the kit only the arithmetic of advantages and
-weights is used, which tests/test_update.py holds against the formula token by token.
+Runs in a process without Unsloth, TRL or a GPU: in float32 on the CPU, each completion alone and without padding.  It
+reads what :func:`correct.update` recorded on the GPU.  From the kit it takes only the arithmetic of advantages and
+weights, which tests/train/test_update.py checks against the formula token by token.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .runner import Figure, Place
 
 Rows = list[torch.Tensor]
 FACTOR = 3.0
-"""How far the kit may be off, of what plain PEFT is off when it rounds as the GPU does: two roundings of one size are
-the square root of 2 apart, and the order of sums, the kernels and a small sample are the rest."""
+"""The kit's error limit, as a multiple of plain PEFT's error when it rounds as the GPU does.  Two roundings of one size
+differ by the square root of 2; the rest allows for the order of sums, the kernels and a small sample."""
 ERRORS = 4.0
-"""Standard errors that the surprise of what was sampled may be off: chance alone exceeds them once in 16,000 runs, and
-the seed is fixed."""
+"""Standard errors by which the samples' surprise may be off.  Chance alone exceeds them once in 16,000 runs, and the
+seed is fixed."""
 
 
 def compare(place: Place) -> dict[str, Figure]:
@@ -40,14 +40,14 @@ def compare(place: Place) -> dict[str, Figure]:
             policy_of(record["four_bit"], record["lora"], getattr(torch, dtype))
             for dtype in ("float32", autocast if in_float32 else record["dtype"])
         )
-        first = next(iter(record["updates"].values()))  # all are of the same completions
+        first = next(iter(record["updates"].values()))  # all have the same completions
         of_exact, of_rounded = both(exact, first), both(rounded, first)
         found = {} if in_float32 else padded(record["logps"], of_exact[0], of_rounded[0])
         for name, made in record["updates"].items():
             gradient = gradient_of(exact, *of_exact, made)
             high = FACTOR * off_by(gradient_of(rounded, *of_rounded, made), gradient)
             found[f"{name}: gradient off by"] = Figure(off_by(made["gradient"], gradient), high=high)
-            if name == "rloo":  # a control: what it would be if the policy were its own reference
+            if name == "rloo":  # a control: the gradient if the policy were its own reference
                 now = of_exact[0]
                 wrong = off_by(made["gradient"], gradient_of(exact, now, [row.detach() for row in now], made))
                 found[f"{name}, reference the policy itself: gradient off by"] = Figure(wrong, low=2 * high)
@@ -57,7 +57,7 @@ def compare(place: Place) -> dict[str, Figure]:
 
 
 def padded(found: Weights, of_exact: Rows, of_rounded: Rows) -> dict[str, Figure]:
-    """Log-probabilities of prompts padded on the left; the controls must be off."""
+    """Compare log-probabilities of left-padded prompts; the controls must be off."""
     figures: dict[str, Figure] = {}
     true = torch.cat(of_exact).detach()
     limit = FACTOR * size(torch.cat(of_rounded).detach() - true)
@@ -70,7 +70,7 @@ def padded(found: Weights, of_exact: Rows, of_rounded: Rows) -> dict[str, Figure
 
 
 def size(values: torch.Tensor) -> float:
-    """Mean of absolute values: a root mean square would be that of the few tokens that rounding moves most."""
+    """Return the mean absolute value: a root mean square would follow the few tokens that rounding moves most."""
     return float(values.abs().mean())
 
 
@@ -81,7 +81,7 @@ def both(model: Any, record: dict[str, Any]) -> tuple[Rows, Rows]:
 
 
 def gradient_of(model: Any, now: Rows, reference: Rows, made: dict[str, Any]) -> Weights:
-    """The update's gradient; at a scale that float16 holds, as a loss scaler has it."""
+    """Return the update's gradient, computed at a scale that float16 holds, as under a loss scaler."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     loss = 2**10 * loss_of(now, reference, made["rewards"], made["settings"])
     found = torch.autograd.grad(loss, list(trained.values()), retain_graph=True)
@@ -89,15 +89,15 @@ def gradient_of(model: Any, now: Rows, reference: Rows, made: dict[str, Any]) ->
 
 
 def policy_of(four_bit: bool, lora: Weights, dtype: torch.dtype = torch.float32) -> Any:
-    """The tiny policy with these LoRA weights, which stay in float32; what computes in 16 bit does so by autocast."""
+    """Load the tiny policy with these LoRA weights, which stay in float32: 16-bit computation is by autocast."""
     nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": dtype}
     how = {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, **nf4)} if four_bit else {}
     base = AutoModelForCausalLM.from_pretrained(TINY.checkpoint(), dtype=dtype, **how)
     model = get_peft_model(base, LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"))
     assert not model.load_state_dict(lora, strict=False).unexpected_keys
     assert all(p.dtype == torch.float32 for p in model.parameters() if p.requires_grad)
-    # Not eval(), and there is no dropout: on a CPU with AVX512-BF16 bitsandbytes packs an evaluated layer's weights at
-    # its first pass without gradient, and hands no gradient on from then (nn/modules.py, Linear4bit.forward).
+    # Not eval(); there is no dropout.  On a CPU with AVX512-BF16 bitsandbytes packs the weights of a layer in eval mode
+    # at its first pass without gradient, and then passes no gradient on (nn/modules.py, Linear4bit.forward).
     return model.train()
 
 
@@ -109,7 +109,7 @@ def log_probs(model: Any, record: dict[str, Any]) -> Rows:
 
 
 def after(model: Any, prompt: list[int], completion: list[int]) -> torch.Tensor:
-    """Log-probabilities (tokens, vocabulary) of what could stand at each place of a completion."""
+    """Return the log-probabilities (tokens, vocabulary) at each position of a completion."""
     ids = torch.tensor([prompt + completion])
     with torch.autocast("cpu", model.dtype, enabled=model.dtype != torch.float32):
         logits = model(input_ids=ids, logits_to_keep=len(completion) + 1).logits[0, :-1]
@@ -117,8 +117,8 @@ def after(model: Any, prompt: list[int], completion: list[int]) -> torch.Tensor:
 
 
 def loss_of(now: Rows, reference: Rows, rewards: list[float | None], settings: dict[str, Any]) -> torch.Tensor:
-    """The loss of an on-policy update, where every ratio is 1: advantage x log-probability, and the KL term; from the
-    log-probabilities of each completion under the policy and the reference."""
+    """Return the loss of an on-policy update, where every ratio is 1: advantage x log-probability, and the KL term.
+    ``now`` and ``reference`` are each completion's log-probabilities under the policy and the reference."""
     in_loss = settings.get("kl_placement") == "loss"
     estimate = advantages.KL_ESTIMATORS[settings.get("kl_estimator", "k1")]
     kl = settings["beta"] * torch.stack([estimate(a - b).sum() for a, b in zip(now, reference, strict=True)])
@@ -137,8 +137,8 @@ def loss_of(now: Rows, reference: Rows, rewards: list[float | None], settings: d
 
 
 def sampled(record: dict[str, Any], exact: Any, rounded: Any | None) -> dict[str, Figure]:
-    """What the trainer sampled of left-padded prompts, beside the distributions after each prompt alone: first tokens
-    by their surprise, and greedy search by what its tokens lack to the most probable ones."""
+    """Compare what the trainer sampled for left-padded prompts with the distributions after each prompt alone: first
+    tokens by their surprise, greedy tokens by how far they are below the most probable one."""
     for model in filter(None, (exact, rounded)):
         model.load_state_dict(record["lora"], strict=False)
     surprise = spread = 0.0

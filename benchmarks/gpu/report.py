@@ -10,7 +10,7 @@ Outcomes = dict[str, Outcome]
 
 
 def merged(earlier: Outcomes, later: Outcomes) -> Outcomes:
-    """The later outcomes over the earlier ones; a check that was not run keeps what it had."""
+    """Return the earlier outcomes updated by the later ones; a check that was not run keeps its earlier outcome."""
     return earlier | {n: o for n, o in later.items() if o.status != NOT_RUN or n not in earlier}
 
 
@@ -23,7 +23,7 @@ def load(file: Path) -> Outcomes:
 
 
 def save(folder: Path, machine: dict[str, str], outcomes: Outcomes) -> None:
-    """Write results.json, and results.md with every figure; one that misses its limits is marked."""
+    """Write results.json, and results.md with every figure; a figure outside its limits is marked."""
     (folder / "results.json").write_text(json.dumps({"machine": machine, "checks": outcomes}, indent=1))
     lines = [f"# {machine['device']}", "", *(f"- {key}: {value}" for key, value in machine.items())]
     lines += ["", counts(outcomes), ""]

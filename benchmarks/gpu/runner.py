@@ -29,12 +29,12 @@ ALWAYS = {
     "PYTHONDONTWRITEBYTECODE": "",  # with bytecode the stack imports in a quarter of the time
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA then numbers GPUs as NVML does
 }
-# Tokens; and VS Code's variables, which would make shutdown_kernel() take a kernel for one of VS Code's.
+# Tokens, and VS Code's variables: with these shutdown_kernel() would take a kernel for one of VS Code's.
 LEFT_OUT = ("HF_TOKEN", "HUGGING_FACE", "WANDB", "VSCODE_")
 
 
 class Figure(NamedTuple):
-    """A number between its limits, both included, None for no limit; a bool is a statement that must be true."""
+    """A number with inclusive limits, where None means no limit; or a bool, which must be true."""
 
     value: float
     low: float | None = None
@@ -59,7 +59,7 @@ class Figure(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a check runs: a folder that all of a command share, and whether sizes are tiny, for a pretended card."""
+    """Where a check runs: a folder that a command's checks share, and whether sizes are tiny, for a pretended card."""
 
     scratch: Path
     is_rehearsal: bool = False
@@ -67,9 +67,9 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """A function of this package, or one by its full name, as "module:function", and what it needs: earlier checks,
-    ``variables`` of its process, a GPU of ``card_gib``, ``packages``; ``rehearsed`` where a pretended one will do.
-    ``seconds`` are a guess: it is not begun with less left, and killed at four times that plus a minute."""
+    """A function to call ("module:function", in this package or by full name), and what it needs: earlier checks,
+    ``variables`` of its process, a GPU of ``card_gib``, ``packages``.  ``rehearsed``: a pretended card will do.
+    ``seconds`` are a guess: the check needs so many left to begin, and is killed at four times that plus a minute."""
 
     name: str
     call: str
@@ -115,14 +115,14 @@ def run_all(
     card_gib: float = math.inf,
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[tuple[Check, Outcome]]:
-    """Run the checks in this order and hand on each outcome as it comes; none begins or goes on beyond the budget, in
-    seconds of the clock ``now``.  ``run_one`` runs a check within so many seconds: :func:`run_in_process`."""
+    """Run the checks in this order and yield each outcome as it comes.  No check begins or goes on beyond the budget, in
+    seconds of the clock ``now``.  ``run_one`` runs a check within so many seconds, as :func:`run_in_process` does."""
     end, passed = now() + budget, set[str]()
     for check in checks:
         left = end - now()
         outcome = Outcome(NOT_RUN, why_not(check, left, passed, place, card_gib))
         if not outcome.note:
-            # A rehearsal is as slow as its machine is busy.
+            # A rehearsal on a busy machine may take any multiple of its guess.
             outcome = run_one(check, left if place.is_rehearsal else min(4 * check.seconds + 60, left))
             if outcome.status == FAILED and now() >= end:
                 outcome = Outcome(NOT_RUN, "the budget ended while it ran", outcome.seconds)
@@ -132,7 +132,7 @@ def run_all(
 
 
 def run_in_process(check: Check, seconds: float, place: Place, log: Path) -> Outcome:
-    """Run a check in a new process, which is killed after so many seconds; what it prints is added to the log."""
+    """Run a check in a new process, which is killed after ``seconds``, and add what it prints to the log."""
     answer, started = place.scratch / "answer", time.monotonic()
     answer.unlink(missing_ok=True)
     job = json.dumps([check.call, check.arguments, str(place.scratch), place.is_rehearsal])
@@ -152,7 +152,7 @@ def run_in_process(check: Check, seconds: float, place: Place, log: Path) -> Out
             return Outcome(FAILED, f"killed after {seconds:.0f} s", seconds)
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it started, too
+                os.killpg(process.pid, signal.SIGKILL)  # its children too
             process.wait()
     took = time.monotonic() - started
     if not answer.exists():
@@ -184,7 +184,7 @@ def main() -> None:
     (place.scratch / "part").write_text(json.dumps(found))
     (place.scratch / "part").replace(place.scratch / "answer")
     sys.stdout.flush()
-    os._exit(0)  # a library's thread, or a broken CUDA context, could hold the exit up
+    os._exit(0)  # a library's thread, or a broken CUDA context, could block the exit
 
 
 if __name__ == "__main__":

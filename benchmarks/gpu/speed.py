@@ -1,7 +1,7 @@
-"""Speed: seconds of a step on a Qwen3 shape in 4 bit, beside the usual recipes.
+"""Time a training step on a Qwen3 shape in 4 bit, the kit's beside that of Unsloth's notebooks.
 
-TRL under Unsloth and the kit sample full completions of the same prompts, K of one prompt a step, in one pass, with
-beta 0.05; the first step warms up.
+TRL under Unsloth and the kit sample full completions of the same prompts, K of one prompt per step, and train on them
+in one pass, with beta 0.05.  The first step is a warm-up.
 """
 
 import importlib
@@ -20,13 +20,13 @@ from .runner import Figure, Place
 from .work import KIT, UNSLOTH
 
 SHAPE, K = "qwen3-4b", 8
-SHORT, DECODED = 4, 32  # tokens of a profile's first run, and what its second run decodes beyond them
+SHORT, DECODED = 4, 32  # tokens of a profile's short run, and how many more its longer run decodes
 CALLS = {
     "kernels launched": ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"),
     "graphs launched": ("cudaGraphLaunch",),
     "waits for the GPU": ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
 }
-"""What a profile counts of the CPU's calls, by CUDA's names."""
+"""The CPU's calls that a profile counts, by CUDA's names."""
 
 
 def run(
@@ -42,8 +42,8 @@ def run(
     profiled: bool = False,
     **config: Any,
 ) -> dict[str, Figure]:
-    """The median of ``steps``, in all and by phase; of the kit beside what ran before it in this command; and a profile
-    of decoding."""
+    """Return the median over ``steps``, in total and by phase; the kit's ratios to what was timed before it on the same
+    shape; and, if asked, a profile of decoding."""
     label = label or trainer
     if place.is_rehearsal:
         tokens, k = work.REHEARSAL_TOKENS, min(k, K)
@@ -57,7 +57,7 @@ def run(
         peaks.append(peak_bytes("cuda"))
 
     def begin() -> None:
-        timed._in_16_bit = in_16_bit  # train() sets it anew
+        timed._in_16_bit = in_16_bit  # set here, since train() resets it
         meter.begin()
 
     work.listen(timed, on_train_begin=begin, on_step_end=end_step)
@@ -73,15 +73,15 @@ def run(
     return {
         **{name: Figure(value) for name, value in {**found, **mine}.items()},
         **beside(label, mine, place.scratch / f"speed-{shape}-{k}-{tokens}.json"),
-        # A row of random weights ends early about once in ten steps: at the end of a turn, or at the padding.
+        # With random weights a row ends early about once in ten steps, at an end-of-turn or a padding token.
         "tokens sampled, of all that there could be": Figure(sampled / (k * tokens), low=0.75),
         **(profile_of(timed, k, 4 if place.is_rehearsal else DECODED) if profiled else {}),
     }
 
 
 def profile_of(trainer: Any, rows: int, decoded: int) -> dict[str, Figure]:
-    """A decoded token of so many rows, by torch's profiler: a shorter run is taken off a longer one, and with it what
-    a run does once (prefill, capturing graphs).  Seconds by the wall are those of runs without the profiler."""
+    """Profile the decoding of a token in ``rows`` rows with torch's profiler.  A short run is subtracted from a longer
+    one, and with it what a run does once (prefill, capturing graphs).  Wall time is of runs without the profiler."""
     text = trainer.train_dataset[0]["prompt"][0]["content"]
     prompts = [trainer.processing_class(text)["input_ids"]] * rows
 
@@ -94,7 +94,7 @@ def profile_of(trainer: Any, rows: int, decoded: int) -> dict[str, Figure]:
         return time.perf_counter() - started
 
     def watch(count: int) -> tuple[Counter[str], Counter[str]]:
-        """Of each call and kernel: how often, and the GPU's seconds."""
+        """Return how often each call and kernel ran, and its seconds on the GPU."""
         with torch.profiler.profile() as profile:
             sample(count)
         calls, seconds = Counter[str](), Counter[str]()
@@ -130,8 +130,8 @@ def beside(trainer: str, mine: dict[str, float], file: Path) -> dict[str, Figure
 
 
 def model_of(folder: Path, trainer: str, loading: dict[str, Any]) -> dict[str, Any]:
-    """Model and tokenizer as arguments of a trainer: by ``load_policy``, or as Unsloth's notebooks load them.  The
-    loader sets the environment, so rloo_kit is imported for its own run only."""
+    """Return model and tokenizer as a trainer's arguments, loaded by ``load_policy`` or as in Unsloth's notebooks.  The
+    kit sets environment variables, so rloo_kit is imported for its own run only."""
     if trainer == KIT:
         import rloo_kit
 
@@ -156,6 +156,6 @@ def trainer_of(
     config = kind.RLOOConfig(**work.settings(folder, k, 1, k, tokens, bf16=bf16, fp16=not bf16, **more))
     data = work.dataset(32 if place.is_rehearsal else 128)
     made = kind.RLOOTrainer(reward_funcs=work.every_other, args=config, train_dataset=data, **named)
-    made.memory = None  # the kit's own meter sets the peaks back in every phase
+    made.memory = None  # the kit's own meter resets the peaks in every phase
     work.at_full_length(made, tokens)
     return made
