@@ -1,11 +1,11 @@
-"""Short runs of the tiny policy: each with one symptom, each again with what fixes it, and healthy ones.
+"""Record short runs of the tiny policy: runs with one symptom each, the same runs with a fix, and healthy runs.
 
     OMP_NUM_THREADS=1 python benchmarks/health_runs.py              # all that are not recorded yet
     OMP_NUM_THREADS=1 python benchmarks/health_runs.py "NAME" ...   # these, anew
 
-A run is a JSON file of tests/data/health: its "config", and the trainer's log, which this writes and tests/watch reads.
-A new one is another's config with a setting changed.  A pair differs in the setting that the diagnosis names, and in
-nothing else.
+A run is a JSON file in tests/data/health: its "config", and the trainer's log, which this script writes and tests/watch
+reads.  To add a run, copy another's config and change a setting.  A run and its fix differ only in the setting that the
+diagnosis names.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def right_answer(completions: Messages, answer: list[str], **kwargs: object) -> 
 
 
 def right_after_thought(completions: Messages, answer: list[str], **kwargs: object) -> list[float]:
-    """0.2 for a thought that is closed once, 0.8 more for the right answer after it."""
+    """Pay 0.2 for a thought that is closed once, and 0.8 more for the right answer after it."""
     both = zip(closed_thought(completions), right_answer(completions, answer), strict=True)
     return [0.2 * closed + 0.8 * right for closed, right in both]
 
@@ -59,25 +59,25 @@ def characters(completions: Messages, **kwargs: object) -> list[float]:
 
 
 def agreement(prompts: Messages, completions: Messages, **kwargs: object) -> list[float]:
-    """Share of the prompt's other completions that are word for word the same: pays for certainty, right or wrong."""
+    """Pay the share of the prompt's other completions with the same text: this rewards certainty, right or wrong."""
     asked = [str(prompt) for prompt in prompts]
     both = list(zip(asked, texts(completions), strict=True))
     return [(both.count(pair) - 1) / (asked.count(pair[0]) - 1) for pair in both]
 
 
 def ends_alike(completions: Messages, answer: list[str], **kwargs: object) -> list[float]:
-    """1 for a closed thought before the last digit of the right answer, which chance seldom gives."""
+    """Pay 1 for a closed thought and the last digit of the right answer, which chance seldom gives."""
     rows = zip(closed_thought(completions), texts(completions), answer, strict=True)
     return [closed * (text[-1:] == gold[-1:]) for closed, text, gold in rows]
 
 
 def list_against_text(completions: Messages, answer: list[str], **kwargs: object) -> list[float]:
-    """1 where a list of words equals the right answer, a text: never."""
+    """Pay 1 where a list of words equals the right answer, which is a text: never."""
     return [float(text.split()[-1:] == gold) for text, gold in zip(texts(completions), answer, strict=True)]
 
 
 def of_another_column(completions: Messages, solution: object = None, **kwargs: object) -> list[None]:
-    """None without a column that this task does not have."""
+    """Return None throughout, as a reward does whose column the task lacks."""
     return [None for _ in completions]
 
 
@@ -90,7 +90,7 @@ JUDGES: dict[str, Judges] = {
     "answer_reward": "answer",
     "thought_then_answer(answer_reward)": "answer",
 }
-"""What the reward functions of the recorded runs judge; those of notebooks 01 and 03 do not say."""
+"""What the reward functions of the recorded runs judge; the functions of notebooks 01 and 03 do not say it."""
 
 FUNCTIONS: tuple[Any, ...] = (
     *(closed_thought, right_answer, right_after_thought, characters, agreement),
@@ -102,9 +102,9 @@ for name in REWARDS.keys() & JUDGES.keys():
 
 
 WORDS = {"rewards": ["right_after_thought"], "level": 1, "operands": None, "stale_sampler": False}
-"""What a run's config has besides the trainer's: reward functions; the task's level, and the range of its operands;
-whether completions are drawn from the weights of the start, as by an engine that is not given the new ones.  For the
-tiny policy sums of one-digit numbers are the harder ones: they are one in 25 of what it has seen."""
+"""A run's config besides the trainer's settings: reward functions; the task's level; the range of its operands; whether
+completions are drawn from the initial weights, as by an engine that never gets the new ones.  Sums of one-digit numbers
+are harder for the tiny policy: they are one in 25 of what it has seen."""
 
 
 def main() -> None:
@@ -124,7 +124,7 @@ def file_of(name: str) -> Path:
 
 
 def read(file: Path) -> Log:
-    """A recorded run's log, with what its trainer would know of it."""
+    """Return a recorded run's log, with what its trainer would know of it."""
     run = json.loads(file.read_text())
     stock = {"world_size": 1, "generation_batch_size": None, "reward_weights": None, "num_iterations": 1}
     return Log(rounds(run["log_history"]), Known.of(SimpleNamespace(**{**stock, **run["config"]}), JUDGES))
@@ -150,7 +150,7 @@ def train(config: dict[str, Any]) -> list[Entry]:
 
 
 def draw_from_the_start(model: PreTrainedModel) -> None:
-    """Have the model generate without its adapter, which holds all that is learned."""
+    """Have the model generate without its adapter, which holds everything learned."""
     generate = model.generate
 
     def stale(*args: object, **kwargs: object) -> object:
@@ -163,11 +163,11 @@ def draw_from_the_start(model: PreTrainedModel) -> None:
 KEPT = ["step", "reward", "kl", "entropy", "grad_norm", "learning_rate", "zero_variance_groups"]
 KEPT += ["frac_reward_zero_std", "clip_ratio/region_mean", "completions/mean_length"]
 KEPT += ["completions/max_length", "completions/clipped_ratio"]
-"""How the metrics begin that a diagnosis reads; "reward" stands for each reward function too."""
+"""Prefixes of the metrics that a diagnosis reads; "reward" also stands for each reward function."""
 
 
 def recorded(run: dict[str, Any]) -> str:
-    """The file of a run: one line per step, what a diagnosis reads, to four significant digits."""
+    """Return a run as JSON: one line per step, with what a diagnosis reads, to four significant digits."""
     short = lambda value: float(f"{value:.4g}") if isinstance(value, float) else value  # noqa: E731
     log, kept = run["log_history"], tuple(KEPT)
     steps = [{key: short(value) for key, value in entry.items() if key.startswith(kept)} for entry in log]

@@ -1,4 +1,4 @@
-"""The tasks that measured runs have a policy learn: problems, reward, policy, and when it is learned."""
+"""The tasks that a policy learns in measured runs: problems, reward, policy, and the accuracy that ends a run."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from rloo_kit.policy.policy import Policy
 
 IN_TIME = 40  # tokens of a completion on the sums in words
-LARGEST = 10  # number in a sum in words: with larger ones most of what so small a model adds is wrong
+LARGEST = 10  # number in a sum in words: with larger numbers so small a model is mostly wrong
 
 
 @dataclass(frozen=True)
 class Learned:
-    make: Callable[[Policy, int, int], Task]  # of a policy, a level and a seed
+    make: Callable[[Policy, int, int], Task]  # takes a policy, a level and a seed
     score: Callable[[Task], Reward]
     target: float  # held-out greedy accuracy; a run of time_to_accuracy.py ends there
     described: str  # the policy, as a table names it
-    length: int = 32  # tokens that a completion of an evaluation may have
+    length: int = 32  # most tokens of a completion in an evaluation
     evaluate_every: int = 900  # tokens generated between evaluations
-    spec: dict[str, Any] = field(default_factory=dict)  # what differs from ``runs.Spec``
+    spec: dict[str, Any] = field(default_factory=dict)  # what differs from the defaults of ``runs.Spec``
     load: dict[str, Any] = field(default_factory=dict)  # arguments of ``load_policy``
 
 
@@ -46,13 +46,13 @@ def sums(policy: Policy, level: int, seed: int) -> Task:
 
 
 def within_reach(policy: Policy, level: int, seed: int) -> Task:
-    """Of the first 64 those that the policy solves in 1 to 7 of 8 completions, sampled before the run."""
+    """Keep those of the first 64 problems that the policy solves in 1 to 7 of 8 completions before the run."""
     task = words(policy, level, seed)
     return task.within_reach(policy, low=0.1, high=0.9, n_prompts=64, max_new_tokens=IN_TIME, seed=seed)
 
 
 def maths(policy: Policy, level: int, seed: int) -> Task:
-    """Word problems as in GSM8K, prompts of 135 to 165 tokens."""
+    """Return word problems as in GSM8K, with prompts of 135 to 165 tokens."""
 
     def fits(row: dict[str, Any]) -> bool:
         chat = policy.tokenizer.apply_chat_template
@@ -63,9 +63,9 @@ def maths(policy: Policy, level: int, seed: int) -> Task:
 
 
 def right_in_time(task: Task) -> Reward:
-    """Half of the pay for the right answer, and half for ending in time as well: the reward of notebook 07.
+    """Pay half for the right answer, and half more if it also ends in time: the reward of notebook 07.
 
-    Paid for the answer alone, a seed may go on being cut, and learns little.
+    If only the answer is paid, some seeds keep being truncated and learn little.
     """
 
     def in_time(completion_ids: list[list[int]], **columns: Any) -> list[float]:
@@ -96,5 +96,5 @@ TASKS: dict[str, Learned] = {
     "words_within_reach": dataclasses.replace(WORDS, make=within_reach),
     "words_low_rate": dataclasses.replace(WORDS, spec=WORDS.spec | {"learning_rate": 1e-4}),
 }
-"""Name -> task: additions, half of which the tiny policy solves; a real small model's sums in words, its word problems,
-its sums in digits, those in words that it solves sometimes, and at a third of the learning rate."""
+"""Name -> task.  The tiny policy learns additions, half of which it solves.  A real small model learns sums in words,
+word problems, sums in digits, sums in words that it sometimes solves, and sums in words at a third of the rate."""

@@ -1,6 +1,6 @@
-"""Where a training step's time goes, for TRL's RLOOTrainer, stock or the kit's, on a CPU or a GPU.
+"""Measure where a training step's time goes, in TRL's own RLOOTrainer or the kit's, on a CPU or a GPU.
 
-It wraps bound methods of one trainer object, and changes nothing of what they compute.
+It wraps bound methods of one trainer object and does not change what they compute.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from trl import RLOOTrainer
 
 PHASES = ("generate", "reference", "old", "loss forward", "backward", "optimizer", "rest")
-"""generate: sampling the completions.  reference, old: log-probabilities without gradient, of the reference and of
-the policy that sampled.  loss forward: log-probabilities with gradient.  backward: includes the activations that
+"""generate: sampling the completions.  reference, old: log-probabilities without gradient, under the reference and
+under the policy that sampled.  loss forward: log-probabilities with gradient.  backward: includes the activations that
 gradient checkpointing recomputes.  optimizer: the update alone.  rest: tokenizing, rewards, clipping, logs."""
 
 CLOCKS = ("cpu_seconds", "wall_seconds")
@@ -29,7 +29,7 @@ CLOCKS = ("cpu_seconds", "wall_seconds")
 
 @dataclass(frozen=True)
 class Spent:
-    """Time on both clocks; CPU seconds are those of all threads of the process."""
+    """Time on both clocks; CPU seconds are summed over the process's threads."""
 
     cpu_seconds: float = 0.0
     wall_seconds: float = 0.0
@@ -47,7 +47,7 @@ class Step:
 
     Attributes:
         spent: phase -> time.
-        tokens: generated in it, end-of-turn tokens included, padding not.
+        tokens: generated for it, including end-of-turn tokens but no padding.
     """
 
     spent: dict[str, Spent]
@@ -73,7 +73,7 @@ class Meter:
         self, trainer: RLOOTrainer, now: Callable[[], Spent] = lambda: Spent(time.process_time(), time.perf_counter())
     ) -> None:
         on_gpu = trainer.accelerator.device.type == "cuda"
-        # Before each reading, so that a GPU's queued work is charged to its own phase.
+        # Called before each reading, so that a GPU's queued work is charged to its own phase.
         self._synchronize = torch.cuda.synchronize if on_gpu else lambda: None
         self._trainer, self._now = trainer, now
         self._inside = ["rest"]
@@ -119,7 +119,7 @@ class Meter:
         self._since = now
 
     def _time(self, owner: object, name: str, phase_of: Callable[..., str]) -> None:
-        """Replace a bound method by one that is timed; ``phase_of`` sees its positional arguments."""
+        """Replace a bound method by a timed one; ``phase_of`` gets its positional arguments."""
         method = getattr(owner, name)
 
         @functools.wraps(method)
@@ -139,9 +139,9 @@ class Meter:
         setattr(owner, name, timed)
 
     def _pass_of(self, model: object = None, *_: object) -> str:
-        """Which of the three forward passes a call for log-probabilities is.
+        """Return the forward pass that a call for log-probabilities belongs to.
 
-        TRL's reference is a model of its own, the adapter "ref", or the base model with its adapters off.
+        TRL's reference is a separate model, the adapter "ref", or the base model with its adapters off.
         """
         if torch.is_grad_enabled():
             return "loss forward"
@@ -166,7 +166,7 @@ def reset_peak(device: str) -> int:
 
 
 def peak_bytes(device: str) -> int:
-    """The high-water mark: memory that torch allocated on a GPU, the process's resident set on a CPU."""
+    """Return the high-water mark of torch's memory on a GPU, or of the process's resident set on a CPU."""
     if device == "cuda":
         return int(torch.cuda.max_memory_allocated())
     status = Path("/proc/self/status")

@@ -1,16 +1,16 @@
-"""The memory plan beside live tensors of Unsloth's own GPU code, on the real Qwen3 shapes in 4 bit, without a GPU.
+"""Compare the memory plan with live tensors of Unsloth's own GPU code, on real Qwen3 shapes in 4 bit, without a GPU.
 
 Tensors lie on "meta": they have a shape and no memory (benchmarks/pretended).  Unsloth's forward and backward passes,
-its offloading, head, cache and captured decode step make them; what is live is counted at every operation.  Compared
-is what the plan says of tensors.  The CUDA context, fragmentation, projections kept in 16 bit and what a kernel
-allocates inside are not: they stay estimates.
+its offloading, head, cache and captured decode step make them, and live bytes are counted at every operation.  Only the
+plan's figures for tensors are compared.  The CUDA context, fragmentation, projections kept in 16 bit and what a kernel
+allocates inside stay estimates.
 
-    python benchmarks/plan_on_meta.py             the configurations of results/plan_on_meta.json again; ten minutes
-    python benchmarks/plan_on_meta.py --stored    the document again, of the stored figures
+    python benchmarks/plan_on_meta.py             measure the configurations of results/plan_on_meta.json; ten minutes
+    python benchmarks/plan_on_meta.py --stored    write the document again from the stored figures
     python benchmarks/plan_on_meta.py --short     two configurations, printed as JSON
 
-The stored configurations are each shape in full, and more of them on six layers of it: one layer is like another.  It
-needs Triton of the release that torch names, which an index has as "triton", in .triton or on the path.
+The stored configurations cover each shape in full, and more settings on six of its layers, since layers are alike.  The
+script needs the release of Triton that torch names (the package "triton"), in .triton or on the path.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SHORT = (
     {"model": "qwen3-4b", "layers": 3, "rows": 8, "micro": 2, "padded": True},
     {"model": "qwen3-0.6b", "layers": 3, "rows": 4, "micro": 4, "completion": 1536, "checkpointing": False} | EIGHT_BIT,
 )
-"""For the test: few layers, and all else as it is."""
+"""The test's configurations: few layers, everything else as in the real shapes."""
 
 
 def planned(case: dict[str, Any]) -> dict[str, int]:
-    """Phase -> bytes of tensors by the plan, from the catalogue; every projection is in 4 bit, as in the trace."""
+    """Return phase -> planned bytes of tensors, from the catalogue; all projections are in 4 bit, as in the trace."""
     from rloo_kit.memory.formulas import BUFFER, CONTEXT, FRAGMENTATION, WORKSPACES, Step
     from rloo_kit.memory.plan_settings import Settings
     from rloo_kit.memory.policy_tensors import model_of
@@ -59,8 +59,8 @@ def planned(case: dict[str, Any]) -> dict[str, int]:
     whole = CATALOGUE[case["model"]]
     checkpoint = dataclasses.replace(whole, layers=case["layers"] or whole.layers, four_bit_repository=None)
     phases = Step(model_of(checkpoint, settings.lora_rank, four_bit=True), settings).phases()
-    phases["load"].pop(BUFFER)  # what is read here is quantised already
-    estimated = {CONTEXT, FRAGMENTATION, WORKSPACES}  # and what no pretended card has
+    phases["load"].pop(BUFFER)  # weights are quantised already here
+    estimated = {CONTEXT, FRAGMENTATION, WORKSPACES}  # no pretended card has these
     return {name: sum(parts[part] for part in parts.keys() - estimated) for name, parts in phases.items()}
 
 
@@ -82,13 +82,13 @@ def measure(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def ratios(entry: dict[str, Any]) -> list[float]:
-    """Planned / traced, phase by phase."""
+    """Return planned / traced for each phase."""
     plan = planned(entry["case"])
     return [plan[name] / entry["traced"][name] for name in COUNTED]
 
 
 def row(entry: dict[str, Any]) -> list[str]:
-    """A configuration, the traced peak, and each phase's planned / traced."""
+    """Return a table row: a configuration, the traced peak, and each phase's planned / traced."""
     case = entry["case"]
     shown = {"adamw_torch_fused": "fused", "adamw_8bit": "8 bit"}
     return [

@@ -1,8 +1,8 @@
-"""A measured training run: its settings, its result, and the process of its own that makes it.
+"""Make a measured training run in its own process, from its settings to its result.
 
-For the scripts beside it.  ``measure`` starts this file as a process that trains one variant, evaluates with the clock
-stopped and writes one ``Result`` to a file; ``measured`` keeps results as they come, so that an interrupted benchmark
-continues where it stopped.
+The scripts beside it use it.  ``measure`` starts this file as a process that trains one variant, evaluates with the
+clock stopped and writes one ``Result`` to a file.  ``measured`` stores each result at once, so that an interrupted
+benchmark continues where it stopped.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Variant:
 
     Attributes:
         config: arguments of ``RLOOConfig`` besides those that all variants share.
-        stock: TRL's own trainer under unsloth, in place of the kit's.
+        stock: TRL's own trainer under unsloth, instead of the kit's.
         untiled: log-probabilities as unsloth computes them on a CPU.
-        unshared, unshared_prefill: each prompt computed for each of its completions, in the loss or in sampling.
-        by_torch: float32 products as torch computes them, as ``stock``'s are.
+        unshared, unshared_prefill: a prompt is computed for each of its completions, in the loss or in sampling.
+        by_torch: float32 products are computed by torch, as in ``stock``.
     """
 
     config: dict[str, object] = field(default_factory=dict)
@@ -84,7 +84,7 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Spec:
-    """The settings of a run; two runs of equal settings are one.
+    """The settings of a run; runs with equal settings count as the same run.
 
     Attributes:
         variant, level, task: keys of :data:`VARIANTS`, of ``rloo_kit.tasks.LEVELS`` and of ``learned.TASKS``.
@@ -94,11 +94,11 @@ class Spec:
         steps: minimum number of updates; the run continues to ``max_steps`` or ``most`` generated tokens until
             ``target``, a held-out greedy accuracy, is reached.
         micro_batch: completions in one forward and backward pass.
-        evaluate_every: tokens generated between evaluations, at least, with the clock stopped; 0 for none.  The last
-            of ``max_steps`` is always followed by one.
-        room: of an evaluation, as ``rloo_kit.evaluate`` takes it.
-        no_ties: the rewards of a group are a thousandth apart or more, so that none has zero variance.
-        lora_rank, lora_alpha: of ``load_policy``; None leaves the task's.
+        evaluate_every: least number of tokens generated between evaluations, which stop the clock; 0 means none.  The
+            last of ``max_steps`` is always followed by an evaluation.
+        room: the argument of ``rloo_kit.evaluate``.
+        no_ties: add a thousandth more from row to row of a group, so that no group has zero variance.
+        lora_rank, lora_alpha: arguments of ``load_policy``; None means the task's own.
     """
 
     variant: str
@@ -139,7 +139,7 @@ class Evaluated:
     tokens: int
     spent: Spent
     accuracy: float
-    with_room: float | None = None  # where ``Spec.room`` is above 1
+    with_room: float | None = None  # None unless ``Spec.room`` is above 1
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,8 @@ class Result:
     """What a run measured.
 
     Attributes:
-        dead, rewards, gradients: per step: share of zero-variance groups, mean reward, norm before clipping.
-        start_bytes, peak_bytes: held when training began, and at most before the first evaluation.
+        dead, rewards, gradients: per step: share of zero-variance groups, mean reward, gradient norm before clipping.
+        start_bytes, peak_bytes: memory held when training began, and its peak until the first evaluation.
         load: the machine's load average over the last minute, at the end.
     """
 
@@ -171,7 +171,7 @@ class Result:
         return [getattr(step.spent[phase] if phase else step.total, clock) for step in self.steps]
 
     def to_json(self) -> str:
-        """One line, seconds to the tenth of a millisecond; phases in the order of ``phases.PHASES``."""
+        """Return one line of JSON: seconds to a tenth of a millisecond, phases in the order of ``phases.PHASES``."""
         steps = [
             {"tokens": step.tokens}
             | {clock: [round(getattr(step.spent[name], clock), 4) for name in PHASES] for clock in CLOCKS}
@@ -195,7 +195,7 @@ class Result:
 
 
 def measure(spec: Spec) -> Result:
-    """The result of a run in a process of its own; its log is in out/benchmarks as long as it runs."""
+    """Run in a new process and return the result; the log is in out/benchmarks while the process runs."""
     OUT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{spec.variant}-{spec.seed}-", dir=OUT) as folder:
         file, log = Path(folder) / "result.json", Path(folder) / "log"
@@ -213,8 +213,8 @@ def stored(name: str) -> list[Result]:
 
 
 def measured(name: str, wanted: Iterable[Spec], order: Callable[[Result], Any], fresh: bool = False) -> list[Result]:
-    """All runs of results/NAME.json in their order.  Those of ``wanted`` that are not there, or all if ``fresh``, are
-    measured first, and each is added as soon as it is done."""
+    """Return all runs of results/NAME.json in their order.  First measure those of ``wanted`` that are missing, or all
+    of them if ``fresh``, and store each as soon as it is done."""
     known, file = {run.spec: run for run in stored(name)}, RESULTS / f"{name}.json"
     for spec in wanted:
         if fresh or spec not in known:
@@ -274,7 +274,7 @@ def run(spec: Spec) -> Result:
         trainer.add_callback(watcher)
         trainer.train()
     if spec.evaluate_every:
-        # With its adapter off the policy is as before training; measured last, so that nothing is disturbed.
+        # With its adapter off the policy is as before training.  Measured last, so as not to disturb the run.
         with policy.model.disable_adapter():
             watcher.evaluated.insert(0, Evaluated(0, 0, Spent(), *accuracies()))
     norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
@@ -304,7 +304,7 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
     on_gpu = policy.device.type == "cuda"
     bf16 = on_gpu and torch.cuda.is_bf16_supported()
     kit = trl if variant.stock else rloo_kit
-    # On a CPU the config's is what holds, whatever load_policy was told.
+    # On a CPU the config decides, whatever load_policy was given.
     recomputing = TASKS[spec.task].load.get("gradient_checkpointing", True)
     own = {"gradient_checkpointing": recomputing, **variant.config}
     config = kit.RLOOConfig(
@@ -313,7 +313,7 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
         per_device_train_batch_size=spec.micro_batch,
         gradient_accumulation_steps=spec.num_generations * spec.prompts_per_step // spec.micro_batch,
         lr_scheduler_type="constant",
-        # TRL's defaults, set because unsloth has others on a GPU.
+        # TRL's defaults, set because unsloth's differ on a GPU.
         optim="adamw_torch_fused",
         weight_decay=0.0,
         bf16=bf16,
@@ -332,7 +332,7 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
 
 
 class CountedReward:
-    """Pays what ``score`` does, and counts groups of ``k`` without spread."""
+    """Pays what ``score`` pays, and counts zero-variance groups of ``k``."""
 
     def __init__(self, score: Reward, k: int, no_ties: bool = False) -> None:
         self.score, self.k, self.no_ties, self.__name__ = score, k, no_ties, reward_name(score)
@@ -368,7 +368,7 @@ def watcher_of(spec: Spec, meter: Meter, device: str, accuracies: Any) -> Traine
             last = self.evaluated[-1].tokens if self.evaluated else 0
             due = tokens - last >= spec.evaluate_every or state.global_step == state.max_steps
             if spec.evaluate_every and due:
-                # What an evaluation leaves in the allocator is not the training's memory.
+                # Read before an evaluation, since what it leaves in the allocator is not the training's memory.
                 self.peak_bytes = self.peak_bytes or peak_bytes(device)
                 with meter.paused():  # the random state stays as it is
                     found = Evaluated(state.global_step, tokens, meter.total, *accuracies())

@@ -1,13 +1,13 @@
-"""Which learning rate, updates a batch, aggregation, LoRA and warm-up: SmolLM2-135M on sums in words or in digits.
+"""Compare learning rates, updates per batch, aggregations, LoRAs and warm-ups on SmolLM2-135M's sums.
 
     OMP_NUM_THREADS=1 python benchmarks/settings.py --seeds 0 1
     OMP_NUM_THREADS=1 python benchmarks/settings.py --seeds 0 1 --rates 3e-4 --losses "token mean" "constant length"
     OMP_NUM_THREADS=1 python benchmarks/settings.py --task sums --rates 3e-4 --losses "token sum" --rank 8 --alpha 16
 
-Every run makes the same number of steps, of 4 prompts x K 8, from the same policy and task of its seed, and ends with
-100 held-out problems answered greedily.  A run is a process of its own, and is kept in results/settings_<task>.json as
-soon as it is done, so that the grid can be measured in pieces.  Writes settings_<task>.md beside it; --stored writes it
-again and measures nothing.
+The task is sums in words or in digits.  Every run makes the same number of steps, of 4 prompts x K 8, from its seed's
+policy and task, and ends with 100 held-out problems answered greedily.  Each run is a process, and is stored in
+results/settings_<task>.json as soon as it is done, so that the grid can be measured in pieces.  The script also writes
+settings_<task>.md; --stored only writes that file again and measures nothing.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def main() -> None:
 
 
 def spec_of(task: str, seed: int, steps: int, rate: float, updates: str, loss: str, own: dict[str, Any]) -> Spec:
-    """The run of a setting on a seed; held-out problems are answered at its end alone."""
+    """Return the run of a setting on a seed; held-out problems are answered only at its end."""
     variant, iterations = UPDATES[updates]
     named = ("".join(f", {name} {value}" for name, value in own.items() if value and name != "room")).replace("_", " ")
     given = own | TASKS[task].spec | {"learning_rate": rate, "evaluate_every": 10**9}
-    count = steps * iterations  # a step of TRL's is an update
+    count = steps * iterations  # a step of TRL is one update
     return Spec(
         variant=variant + LOSSES[loss],
         setting=f"{rate:g}, {updates}, {loss}{named}",
@@ -77,7 +77,7 @@ def spec_of(task: str, seed: int, steps: int, rate: float, updates: str, loss: s
 
 
 def report(runs: Sequence[Result], command: str) -> str:
-    """The document: the machine, a row for each setting, and how far a step goes by length of the completions."""
+    """Return the document: the machine, a row for each setting, and each aggregation's gradient norms."""
     spec = runs[0].spec
     steps = spec.max_steps // spec.num_iterations
     return document(
@@ -99,7 +99,7 @@ def report(runs: Sequence[Result], command: str) -> str:
 
 
 def setting_table(runs: Sequence[Result]) -> str:
-    """A row a setting, by rate: accuracy before and after, reward, tokens."""
+    """Return a row per setting, sorted by rate: accuracy before and after, reward, tokens."""
     by_rate = sorted(runs, key=lambda run: (run.spec.learning_rate, run.spec.num_iterations, run.spec.setting))
     rows = []
     for setting, group in itertools.groupby(by_rate, key=lambda run: run.spec.setting):
@@ -116,12 +116,12 @@ def setting_table(runs: Sequence[Result]) -> str:
 
 
 def suggested_runs(runs: Sequence[Result]) -> list[Result]:
-    """Those at the settings that ``RLOOConfig.suggested`` takes, evaluated with room as well."""
+    """Return the runs at the settings that ``RLOOConfig.suggested`` takes, if also evaluated with room."""
     return [run for run in runs if run.spec.setting == SUGGESTED and run.spec.room > 1]
 
 
 def suggested_part(runs: Sequence[Result]) -> list[str]:
-    """Each seed at the suggested settings, and their mean."""
+    """Return a section with each seed at the suggested settings, and their mean."""
     if not (own := suggested_runs(runs)):
         return []
     found = {str(run.spec.seed): [*shares(run, 0), *shares(run, -1)] for run in own}
@@ -136,14 +136,14 @@ def suggested_part(runs: Sequence[Result]) -> list[str]:
 
 
 def shares(run: Result, at: int) -> tuple[float, float]:
-    """Accuracy of an evaluation at the length limit, and with room."""
+    """Return an evaluation's accuracy at the length limit, and with room."""
     found = run.evaluated[at]
     assert found.with_room is not None
     return found.accuracy, found.with_room
 
 
 def draw(runs: Sequence[Result], title: str) -> Figure:
-    """The reward of each batch, and held-out accuracy before and after, a colour for each seed."""
+    """Draw the reward of each batch, and held-out accuracy before and after, in a colour per seed."""
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     rewards, limit, room = figure.subplots(1, 3, width_ratios=(1.9, 1, 1))
     for run, colour in zip(runs, (BLUE, RED, GREEN, ORANGE), strict=False):
@@ -164,13 +164,13 @@ def draw(runs: Sequence[Result], title: str) -> Figure:
 
 
 def after_training(runs: Sequence[Result]) -> Interval:
-    """The accuracy of the last evaluations, with an interval in [0, 1]."""
+    """Return the mean accuracy of the last evaluations, with an interval in [0, 1]."""
     mean = student([run.evaluated[-1].accuracy for run in runs])
     return Interval(mean.value, max(0.0, mean.low), min(1.0, mean.high)) if mean.is_bounded else mean
 
 
 def gradient_table(runs: Sequence[Result]) -> str:
-    """A row an aggregation: norms before clipping, by the mean length of a step's completions."""
+    """Return a row per aggregation: gradient norms before clipping, and the mean length of completions."""
     rows = []
     for loss in LOSSES:
         own = [run for run in runs if f", {loss}" in run.spec.setting]

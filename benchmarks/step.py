@@ -1,12 +1,12 @@
-"""What a step costs by phase: stock TRL under unsloth beside the kit, on a toy and on a real model.
+"""Measure what a step costs by phase: plain TRL under unsloth beside the kit, on a toy and on a real model.
 
     OMP_NUM_THREADS=1 python benchmarks/step.py
     OMP_NUM_THREADS=1 python benchmarks/step.py words --trainer stock kit --repeats 2
 
-Every run is a process of its own, the trainers of a workload take turns, and a run that results/step_real.json holds is
-not measured again, so that it can be measured in pieces.  The first step of a run, a warm-up, is left out.  Each
-workload is measured twice: with rewards a thousandth apart, so that no group has zero variance and the whole batch is
-trained on, and with its rewards as they come.  Writes step_real.md beside the .json; --stored writes it again and
+Every run is its own process, and the trainers of a workload take turns.  A run stored in results/step_real.json is not
+measured again, so the benchmark can be run in pieces.  The first step of a run, a warm-up, is left out.  Each workload
+is measured twice: with rewards a thousandth apart, so that no group has zero variance and the whole batch is trained
+on, and with its rewards as they come.  The script also writes step_real.md; --stored only writes that file again and
 measures nothing.
 """
 
@@ -43,7 +43,7 @@ WORKLOADS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         ),
     ),
 }
-"""Task -> its heading, what differs from the task's settings, and the trainers measured."""
+"""Task -> its heading, the settings that differ from the task's own, and the trainers measured."""
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def specs(asked: argparse.Namespace) -> Iterator[Spec]:
-    """The runs asked for, repeats outermost; with rewards as they come of stock and the kit alone, unless named."""
+    """Yield the runs asked for, repeats outermost; unless named, only stock and kit get rewards as they come."""
     for repeat in range(asked.repeats):
         for task in asked.workload or WORKLOADS:
             _, settings, trainers = WORKLOADS[task]
@@ -70,7 +70,7 @@ def specs(asked: argparse.Namespace) -> Iterator[Spec]:
 
 
 def order(run: Result) -> tuple[object, ...]:
-    """Workloads and trainers as they are listed above, rewards that are apart first."""
+    """Sort by workload and trainer as listed above, with rewards a thousandth apart first."""
     spec = run.spec
     trainers = WORKLOADS[spec.task][2]
     place = trainers.index(spec.variant) if spec.variant in trainers else len(trainers)
@@ -78,13 +78,13 @@ def order(run: Result) -> tuple[object, ...]:
 
 
 def per_token(run: Result, phase: str | None = None) -> list[float]:
-    """CPU milliseconds a generated token of each step but the first, whole or in one phase."""
+    """Return CPU milliseconds per generated token of each step but the first, in total or in one phase."""
     tokens = (step.tokens for step in run.steps[1:])
     return [1000 * spent / n for spent, n in zip(run.seconds("cpu_seconds", phase)[1:], tokens, strict=True)]
 
 
 def report(runs: Sequence[Result], command: str) -> str:
-    """The document: the machine, and a table for each workload and kind of rewards."""
+    """Return the document: the machine, and a table for each workload and kind of rewards."""
     parts = [
         command,
         described(runs),

@@ -1,4 +1,4 @@
-"""What a benchmark writes under benchmarks/results: a document headed by its command, tables, and means over seeds."""
+"""Write a benchmark's document under benchmarks/results: its command, tables, and means over seeds."""
 
 import math
 import os
@@ -31,8 +31,8 @@ def table(columns: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> 
 
 
 def write(name: str, report: Callable[[str], str]) -> None:
-    """Print what ``report`` makes of the command and write it to results/NAME.md; ``--stored``, which measures nothing,
-    leaves the command that stands there."""
+    """Print what ``report`` returns for the command, and write it to results/NAME.md.  With ``--stored``, which
+    measures nothing, the document keeps its old command."""
     file = RESULTS / f"{name}.md"
     threads = os.environ.get("OMP_NUM_THREADS")
     words = [f"OMP_NUM_THREADS={threads}"] if threads else []
@@ -45,7 +45,7 @@ def write(name: str, report: Callable[[str], str]) -> None:
 
 
 def command_of(file: Path) -> str:
-    """The command that a document names, as Markdown: the first code in it."""
+    """Return the command that a document names, as Markdown: its first code span."""
     return f"`{file.read_text().split('`')[1]}`"
 
 
@@ -57,9 +57,9 @@ def cpu_name() -> str:
 
 
 def student(values: Sequence[float]) -> Interval:
-    """Mean over at most 31 seeds with its two-sided 95 % interval (Student 1908); of ratios pass logarithms.
+    """Return the mean over at most 31 seeds with its two-sided 95 % interval (Student 1908); pass logarithms of ratios.
 
-    No bounds where all values are equal, nor for one value.  An infinite value leaves the mean unbounded.
+    There are no bounds if all values are equal, or for one value.  An infinite value leaves the mean unbounded.
     """
     mean = statistics.fmean(values)
     if math.isinf(mean):

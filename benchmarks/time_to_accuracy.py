@@ -1,19 +1,19 @@
-"""How many generated tokens until the policy is good: stock TRL under unsloth beside the kit, and settings of each.
+"""Count the tokens generated until the policy is good: plain TRL under unsloth beside the kit, at several settings.
 
     OMP_NUM_THREADS=1 python benchmarks/time_to_accuracy.py --seeds 0 1 2 3
     OMP_NUM_THREADS=1 python benchmarks/time_to_accuracy.py --task words --setting stock kit --most 15000
 
-Sampling is nearly all of a step on a GPU, so the tokens generated until a held-out greedy accuracy are the figure that
-carries over; CPU seconds stand beside it.  All settings get the same policies, tasks and rewards, seed by seed, and
-each run is a process of its own, the settings by turns.  Every few hundred tokens the clock stops, 200 held-out
-problems are answered greedily, and the clock continues.  Between two evaluations the
-accuracy is taken to be linear.
+Sampling takes nearly all of a step on a GPU, so the figure that carries over is the tokens generated until a held-out
+greedy accuracy; CPU seconds stand beside it.  All settings get the same policies, tasks and rewards, seed by seed.
+Each run is its own process, and the settings take turns.  Every few hundred or thousand tokens the clock stops while
+100 or 200 held-out problems are answered greedily.  Between two evaluations the accuracy is assumed to be linear.
 
-A run makes eight updates, and ends at the task's target or at --most tokens.  One that did not get there is not hidden:
-stock's counts with the tokens it was given, which is too few and so in stock's favour; another's counts as infinite.
+A run makes at least eight updates, and ends at the task's target or at --most tokens.  A run that misses the target is
+not hidden: one of stock counts with the tokens it was given, which is too few and so favours stock; another counts as
+infinite.
 
-What was measured is kept in benchmarks/results/NAME.json and not measured again, so that it can be run in pieces.
-Writes NAME.md beside it; --stored writes it again and measures nothing.
+Runs are stored in benchmarks/results/NAME.json and not measured again, so that the benchmark can be run in pieces.  The
+script also writes NAME.md; --stored only writes that file again and measures nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "kit, two updates of the whole batch, token ratios": WHOLE_BATCH,
     REACH: {"variant": "kit", "task": "words_within_reach"},
 }
-"""Name -> what differs from a task's settings; the first is what the others are compared with."""
+"""Name -> what differs from a task's settings; all are compared with the first."""
 
 Runs = Mapping[str, Mapping[int, Result]]  # Setting -> seed -> its run
 
@@ -76,13 +76,13 @@ def spec_of(task: str, setting: str, seed: int, most: int) -> Spec:
 
 
 def order(run: Result) -> tuple[int, int]:
-    """By seed; a setting that was measured and is no longer there comes last."""
+    """Sort by seed, then setting; a stored setting that is no longer listed comes last."""
     names = list(SETTINGS)
     return run.spec.seed, names.index(run.spec.setting) if run.spec.setting in names else len(names)
 
 
 def by_setting(runs: Iterable[Result]) -> Runs:
-    """The runs by setting, in the order of :data:`SETTINGS`, and seed."""
+    """Return the runs by setting, in the order of :data:`SETTINGS`, and by seed."""
     found: dict[str, dict[int, Result]] = {}
     for run in sorted(runs, key=lambda run: order(run)[1]):
         found.setdefault(run.spec.setting, {})[run.spec.seed] = run
@@ -98,7 +98,7 @@ class Reached:
 
 
 def reached(run: Result, target: float) -> Reached | None:
-    """When it first had that accuracy, linear between evaluations; None where it never had (a censored run)."""
+    """Return when a run first had that accuracy, linear between evaluations; None if never (a censored run)."""
     for before, after in itertools.pairwise(run.evaluated):
         if after.accuracy >= target:
             rise = after.accuracy - before.accuracy
@@ -112,16 +112,16 @@ def reached(run: Result, target: float) -> Reached | None:
 
 
 def given(run: Result) -> Reached:
-    """All that a run had spent by its last evaluation."""
+    """Return what a run had spent by its last evaluation."""
     last = run.evaluated[-1]
     return Reached(last.tokens, last.spent.cpu_seconds)
 
 
 def ratios(runs: Runs, setting: str, target: float, figure: str) -> list[float]:
-    """A setting's figure at a target over the first's, seed by seed, of the seeds that both have.
+    """Return a setting's figure at a target over the first setting's, for each seed that both have.
 
-    A run of the first that did not reach the target counts with what it was given: the ratio is then an upper bound.
-    Another's that did not makes it infinite.
+    If the first setting's run missed the target, it counts with what it was given, and the ratio is an upper bound.
+    If the other run missed it, the ratio is infinite.
     """
     first, found = runs[next(iter(runs))], []
     for seed in sorted(set(first) & set(runs[setting])):
@@ -132,7 +132,7 @@ def ratios(runs: Runs, setting: str, target: float, figure: str) -> list[float]:
 
 
 def step_ratios(runs: Runs, setting: str, clock: str) -> list[float]:
-    """A setting's mean time per generated token over the first setting's, seed by seed."""
+    """Return a setting's mean time per generated token over the first setting's, seed by seed."""
     first = runs[next(iter(runs))]
 
     def cost(run: Result) -> float:
@@ -175,7 +175,7 @@ def report(everything: Sequence[Result], command: str) -> str:
 
 
 def reach_part(runs: Runs) -> list[str]:
-    """What prompts within reach cost before the run, where they were measured."""
+    """Say what prompts within reach cost before the run, if they were measured."""
     if REACH not in runs:
         return []
     rows = [(run.steps[0].tokens, run.spec) for run in runs["kit"].values()]
@@ -188,7 +188,7 @@ def reach_part(runs: Runs) -> list[str]:
 
 
 def settings_table(runs: Runs) -> str:
-    """One line per setting: what it is, its tokens to the target, ratios, and runs that missed."""
+    """Return a row per setting: what it is, its tokens to the target, ratios, and runs that missed."""
     columns = ("setting", "prompts x K", "learning rate", "seeds", "tokens", "ratio", "missed")
     rows = [_setting_row(runs, setting) for setting in runs]
     return table([*columns, "CPU seconds, ratio", "a token's, ratio"], "llrrrlrll", rows)
@@ -216,14 +216,14 @@ def _setting_row(runs: Runs, setting: str) -> list[str]:
 
 
 def spelled(values: Sequence[float]) -> str:
-    """A geometric mean with its interval; the median with its own where a run missed the target."""
+    """Return the geometric mean with its interval, or the median with its own if a run missed the target."""
     if all(map(math.isfinite, values)):
         return f"{geometric_mean(values):.2f}"
     return f"median {median(values):.2f}"
 
 
 def median(values: Sequence[float]) -> Interval:
-    """The median with its 95 % interval of order statistics, which asks for no finite values (Conover 1999, 3.2)."""
+    """Return the median with its 95 % interval of order statistics; values may be infinite (Conover 1999, 3.2)."""
     n, ordered = len(values), sorted(values)
     below = [sum(math.comb(n, j) for j in range(k + 1)) / 2**n for k in range(n)]
     left_out = sum(chance <= 0.025 for chance in below)
@@ -232,7 +232,7 @@ def median(values: Sequence[float]) -> Interval:
 
 
 def seed_table(runs: Runs) -> str:
-    """Tokens until the target, a line a seed; nothing where it was not run."""
+    """Return a row per seed with the tokens until the target; a cell is empty where there is no run."""
 
     def cell(run: Result | None) -> str:
         there = reached(run, run.spec.target) if run else None

@@ -1,10 +1,10 @@
-"""The contract and smoke tests on the oldest and the newest set that pyproject.toml allows: ``make compat``.
+"""Run contract and smoke tests on the oldest and newest releases that pyproject.toml allows: ``make compat``.
 
-Sets are made beside .venv, under out/compat, and share files with uv's cache.  A Python that is not found is left
+Sets of releases are installed under out/compat and share files with uv's cache.  A Python that is not found is left
 out, and the table says so.  Where the index has no CPU build of torch, its CUDA build runs on the CPU.
 
     python scripts/compat.py                    # every set, into benchmarks/results/compat.md
-    python scripts/compat.py --only 3.12        # sets whose name begins so; the table keeps the other rows
+    python scripts/compat.py --only 3.12        # sets whose names begin with this; the table keeps the other rows
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "compat.json"
 SHOWN = ("torch", "unsloth", "trl", "transformers", "peft", "bitsandbytes", "datasets")
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "pyarrow")
 UPDATE = "tests/train/test_update.py::test_the_update_is_that_of_stock_trl"
-# An update is stock TRL's; a stopped run resumes to the same weights; an adapter is saved and read; so is 0.1.0's.
+# An update equals TRL's; a stopped run resumes to the same weights; an adapter is saved and read; 0.1.0's is read.
 TESTS = (
     "tests/contract",
     f"{UPDATE}[beta 0]",
@@ -39,7 +39,7 @@ TESTS = (
 )
 NEWEST = ("3.11 newest", "3.12 newest", "3.13 newest")
 SETS = {"3.11 oldest": "lowest-direct"} | dict.fromkeys(NEWEST, "highest")
-"""A Python and an end of pyproject.toml's ranges -> uv's word for that end."""
+"""A Python and one end of pyproject.toml's ranges -> uv's word for that end."""
 
 HEAD = """# Sets of releases that the kit was tried on
 
@@ -84,7 +84,7 @@ def tried(name: str) -> dict[str, Any]:
     install.install_stack(UV, python, "cpu", ["--resolution", SETS[name], "--editable", str(ROOT)])
     add = [*UV, "pip", "install", "-q", "--python", python, *TOOLS]
     install.step("add pytest", add, "check that uv reaches a package index")
-    # With bytecode the processes that tests start import the stack in a quarter of the time.
+    # With bytecode, processes that tests start import the stack in a quarter of the time.
     clean = {**os.environ, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": ""}
     command = [python, "-m", "pytest", "-q", *TESTS]
     ran = subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, check=False)

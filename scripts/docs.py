@@ -1,7 +1,7 @@
 """Write the parts of docs/ that come from the code: cards, settings, symptoms, files and public names.
 
     python scripts/docs.py            write them
-    python scripts/docs.py --check    only say which pages differ; exit status 1 where one does
+    python scripts/docs.py --check    only say which pages differ; exit status 1 if any does
 
 A page keeps its own prose.  What lies between the two marks
 
@@ -42,10 +42,10 @@ BESIDE = (
     *("importance_sampling_level", "mask_truncated_completions", "per_device_train_batch_size"),
     *("gradient_accumulation_steps", "warmup_steps", "weight_decay", "gradient_checkpointing"),
 )
-"""Settings whose defaults RLOO and GRPO are compared by."""
+"""Settings whose defaults are compared between RLOO and GRPO."""
 
 FROM_GRPO = ("loss_type", "scale_rewards", "max_prompt_length", "unsloth_num_chunks")
-"""What GRPO notebooks set most, of what has another name here or none."""
+"""The settings that GRPO notebooks use most among those with another name here, or none."""
 
 
 def card_table() -> str:
@@ -60,7 +60,7 @@ TONIGHT = {
     "16": ("RTX 4060 Ti 16GB", "RTX 4080"),
     "24": ("RTX 3090", "RTX 4090"),
 }
-"""Size of a card in GB, as configs/ has a file for it -> two of its cards."""
+"""Card size in GB with a file in configs/ -> two cards of that size."""
 
 
 def tonight() -> str:
@@ -104,7 +104,7 @@ def defaults(config_class: type) -> dict[str, object]:
 
 
 def trls(config_class: type) -> type:
-    """TRL's own class behind the kit's: on a GPU unsloth's generated one stands between them."""
+    """Return TRL's own base of a config class: on a GPU unsloth's generated class stands between them."""
     return next(base for base in config_class.__mro__ if base.__module__.startswith("trl."))
 
 
@@ -124,7 +124,7 @@ def settings() -> str:
 
 
 def grpo_names() -> str:
-    """What the fields of TRL's ``GRPOConfig`` that notebooks set most are here, without what is refused."""
+    """Return a table of the kit's names for the fields of TRL's ``GRPOConfig`` that notebooks set most."""
     from rloo_kit.train import renamed_args
 
     rows = []
@@ -142,7 +142,7 @@ def rloo_beside_grpo() -> str:
     from rloo_kit import RLOOConfig
 
     columns = [defaults(RLOOConfig), defaults(trls(RLOOConfig))]
-    from trl import GRPOConfig  # unsloth, which the kit imports, comes first
+    from trl import GRPOConfig  # after the kit, which imports unsloth first
 
     columns.append(defaults(trls(GRPOConfig)))
     rows = [(f"`{name}`", *(shown(of[name]) if name in of else "-" for of in columns)) for name in BESIDE]
@@ -153,7 +153,7 @@ def rloo_beside_grpo() -> str:
 
 PLACEHOLDERS = {"functions": "the reward", "height": "hard", "answer": "the reward for right answers"}
 PLACEHOLDERS |= {"large": "`A`", "small": "`B`", "setting": "temperature", "change": "to 1"}
-"""A word of a symptom's rule -> what stands for it where there is no run."""
+"""Placeholder in a symptom's text -> what replaces it where there is no run."""
 
 
 def symptoms_in_short() -> str:
@@ -166,7 +166,7 @@ def symptoms_in_short() -> str:
 
 
 def in_general(text: str) -> str:
-    """A symptom's text without a run's own words; a setting's present value is left out."""
+    """Return a symptom's text without words from a run; a setting's current value is left out."""
     return plain(re.sub(r"(?:: reward | by )?\{(\w+)\}", lambda word: PLACEHOLDERS.get(word[1], ""), text))
 
 
@@ -176,7 +176,7 @@ def in_general(text: str) -> str:
 def names_list(package: str) -> str:
     found = __import__(package, fromlist=["__all__"])
     lines = []
-    for name in (name for name in found.__all__ if name != "tasks"):  # which has a list of its own
+    for name in (name for name in found.__all__ if name != "tasks"):  # tasks has its own list
         module, said = home_of(found, name)
         file = Path(*module.split("."))
         file = file / "__init__.py" if (ROOT / file).is_dir() else file.with_suffix(".py")
@@ -186,7 +186,7 @@ def names_list(package: str) -> str:
 
 
 def home_of(package: ModuleType, name: str) -> tuple[str, str]:
-    """The module that defines a public name, and its docstring: a constant's follows it, or is the comment above."""
+    """Return the module that defines a public name, and its docstring; a constant's may be the comment above it."""
     value = getattr(package, name)
     if isinstance(value, type | FunctionType):
         return value.__module__, inspect.getdoc(value) or ""
@@ -207,15 +207,15 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def plain(text: str) -> str:
-    """Text of a docstring or message as one line of Markdown, without Sphinx's roles."""
+    """Return a docstring or message as one line of Markdown, without Sphinx's roles."""
     text = re.sub(r":\w+:`~?([^`<]+?)(?: <[^`]*>)?`", r"`\1`", " ".join(text.split()))
     pieces = text.replace("``", "`").split("`")
-    pieces[::2] = [re.sub(r"([<*])", r"\\\1", piece) for piece in pieces[::2]]  # else Markdown's markup
+    pieces[::2] = [re.sub(r"([<*])", r"\\\1", piece) for piece in pieces[::2]]  # escaped, else they are markup
     return "`".join(pieces)
 
 
 def first_sentence(text: str) -> str:
-    """Up to the first full stop at the end of a word, in the first paragraph."""
+    """Return the first paragraph up to the first full stop that ends a word."""
     paragraph = " ".join(text.split("\n\n")[0].split())
     return re.split(r"(?<=[\w)`\]]\.) ", paragraph)[0]
 
@@ -260,7 +260,7 @@ class Signature(trl.RLOOConfig):
 
 
 def signature_source() -> str:
-    """The text of ``signature.pyi``, broken as the formatter breaks it."""
+    """Return the text of ``signature.pyi``, with lines broken as the formatter breaks them."""
     from rloo_kit import RLOOConfig
     from rloo_kit.train import config
 
@@ -280,7 +280,7 @@ def signature_source() -> str:
 
 
 def written_type(hint: Any) -> str:
-    """A type as Python source that needs no import; a choice of an enumeration is text, what is no builtin is ``Any``.
+    """Return a type as Python source that needs no import: an enum becomes ``str``, a class that is no builtin ``Any``.
 
     >>> written_type(Annotated[int, "at least 1"] | None), written_type(list[str] | Literal["a"]), written_type(Path)
     ('int | None', 'list[str] | Literal["a"]', 'Any')
@@ -303,7 +303,7 @@ def written_type(hint: Any) -> str:
 
 
 def stale() -> dict[Path, str]:
-    """The pages that differ from what the code gives, and the signature that type checkers read: page -> new text."""
+    """Return page -> new text for each page, and the signature for type checkers, that differs from the code."""
     texts = {page: page.read_text() for page in sorted([*(ROOT / "docs").glob("*.md"), ROOT / "SKILL.md"])}
     written = {
         page: MARKS.sub(lambda found: f"{found[1]}\n{BLOCKS[found['name']]()}\n\n{found[3]}", text)
@@ -314,7 +314,7 @@ def stale() -> dict[Path, str]:
 
 
 def main() -> int:
-    with contextlib.redirect_stdout(None):  # what suggested settings say of themselves
+    with contextlib.redirect_stdout(None):  # suggested settings print their reasons
         found = stale()
     for page, text in found.items():
         print(f"{page.relative_to(ROOT)} is out of date")

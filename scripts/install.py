@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 CPU_SECTION = "# --- cpu:"
 TORCH = ("torch", "torchvision", "torchaudio", "triton", "xformers")
-CERTIFI = "certifi>=2026.7"  # Unsloth asks for one that some indexes do not have
+CERTIFI = "certifi>=2026.7"  # Unsloth requires a release that some indexes lack
 PIP_TO_UV = {
     "PIP_FIND_LINKS": "UV_FIND_LINKS",
     "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
@@ -71,7 +71,7 @@ def install(arguments: argparse.Namespace) -> None:
 
 
 def get_uv(python: str) -> list[str]:
-    """Install uv into the environment of ``python``; the command that runs it."""
+    """Install uv into the environment of ``python`` and return the command that runs it."""
     command = [python, "-m", "pip", "install", "-q", "uv>=0.9"]
     todo = "check that pip reaches a package index: pip download uv"
     step("get uv, which resolves with overrides", command, todo)
@@ -79,7 +79,7 @@ def get_uv(python: str) -> list[str]:
 
 
 def install_here() -> None:
-    """Install the kit beside what is there, for a notebook's first cell: torch and what is built for it stay."""
+    """Install the kit into a notebook's environment, from its first cell; torch and what is built for it stay."""
     there = {one.name: one.version for one in distributions()}
     family = TORCH if "torch" in there else ()
     kept = [f"{one}=={there[one]}" if one in there else f"{one}; sys_platform == 'never'" for one in family]
@@ -92,7 +92,7 @@ def install_here() -> None:
 
 
 def install_triton(folder: Path) -> None:
-    """Put Triton into a folder of its own, with the uv of the Python that runs this."""
+    """Install Triton into its own folder, with the uv of the Python that runs this script."""
     folder.mkdir(exist_ok=True)
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         print(f"==> no Triton for {sys.platform} {platform.machine()}: tests of the GPU path are skipped")
@@ -112,7 +112,7 @@ def detected_device() -> str:
 
 
 def install_stack(uv: list[str], python: str, device: str, asked: list[str]) -> None:
-    """Install what is ``asked`` into the environment of ``python``; on a CPU without what needs a GPU."""
+    """Install what is ``asked`` into the environment of ``python``; on a CPU, leave out what needs a GPU."""
     overrides = Path(python).parents[1] / "overrides.txt"
     text = (REQUIREMENTS / "overrides.txt").read_text()
     overrides.write_text(text if device == "cpu" else text.split(CPU_SECTION)[0])
@@ -129,7 +129,7 @@ def install_stack(uv: list[str], python: str, device: str, asked: list[str]) -> 
 
 
 def step(what: str, command: list[str], todo: str = "", cwd: Path | None = None) -> bool:
-    """Run one step and return whether it succeeded; with a ``todo`` a failure ends the installation."""
+    """Run one step and return whether it succeeded; with a ``todo``, a failure ends the installation."""
     print(f"==> {what}", flush=True)
     started = time.monotonic()
     environment = {**uv_environment(), "PYTHONDONTWRITEBYTECODE": ""}

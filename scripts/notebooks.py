@@ -1,7 +1,7 @@
-"""Execute notebooks and store their outputs; or only try them in the two other ways that people run them.
+"""Execute notebooks and store their outputs, or only try them in two other ways that people run them.
 
     RLOO_KIT_FULL=1 python scripts/notebooks.py            # all, in full: make notebooks
-    python scripts/notebooks.py 01 07                      # by the beginning of their names
+    python scripts/notebooks.py 01 07                      # those whose names begin with 01 or 07
     RLOO_KIT_STEPS=1 python scripts/notebooks.py --as twice 07   # every cell twice; stores nothing
     RLOO_KIT_STEPS=1 python scripts/notebooks.py --as script 07  # exported; stores nothing
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
 STRIP = ("-m", "nbstripout", "--keep-output", "--keep-count", "--keep-id")
 OF_THIS_MACHINE = re.compile(rf"{re.escape(str(ROOT))}/|/tmp/ipykernel_\d+/\d+\.py:\d+: ")
-"""What an output may hold of the machine: the repository's folder, and the file that a warning names for a cell."""
+"""Text about this machine in an output: the repository's folder, and the file that a warning names for a cell."""
 
 
 def main() -> None:
@@ -46,10 +46,10 @@ def main() -> None:
 
 
 def chosen(names: list[str]) -> list[Path]:
-    """The notebooks whose names begin so; all without names.
+    """Return the notebooks whose names begin with one of ``names``, or all if there are none.
 
     Raises:
-        SystemExit: no notebook begins so.
+        SystemExit: no notebook's name begins with one.
     """
     found = [path for path in sorted(FOLDER.glob("*.ipynb")) if path.name.startswith(tuple(names or [""]))]
     if not found:
@@ -58,7 +58,7 @@ def chosen(names: list[str]) -> list[Path]:
 
 
 def store(path: Path) -> None:
-    """Execute it and put it in its own place, once it has run to its end."""
+    """Execute a notebook and, if it runs to its end, replace it with the result."""
     notebook = executed(nbformat.read(path, as_version=4))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         scratch = Path(folder) / path.name
@@ -68,7 +68,7 @@ def store(path: Path) -> None:
 
 
 def run_twice(path: Path) -> None:
-    """Execute it with every cell directly followed by itself, as somebody does who runs cells again."""
+    """Execute a notebook with each cell run twice in a row, as when a user runs a cell again."""
     notebook = nbformat.read(path, as_version=4)
     doubled = []
     for cell in notebook.cells:
@@ -80,7 +80,7 @@ def run_twice(path: Path) -> None:
 
 
 def run_script(path: Path) -> None:
-    """Export it to a script, and run that without a kernel; no notebook here has a magic."""
+    """Export a notebook to a script and run that without a kernel; no notebook here has a magic."""
     source, _ = PythonExporter().from_filename(str(path))
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / f"{path.stem}.py"
@@ -90,7 +90,7 @@ def run_script(path: Path) -> None:
 
 
 def executed(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The notebook with its outputs, run in its folder without a limit of time; printed lines in a row are one."""
+    """Run a notebook in its folder without a time limit; return it, with consecutive printed lines as one output."""
     where = {"metadata": {"path": str(FOLDER)}}
     done: nbformat.NotebookNode = NotebookClient(notebook, timeout=None, resources=where).execute()
     for cell in done.cells:  # nbclient's coalesce_streams would put later lines above a picture

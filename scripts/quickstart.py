@@ -1,7 +1,7 @@
-"""Run the quickstart notebook top to bottom, showing its output as it comes, and sum it up in eight lines.
+"""Run the quickstart notebook from top to bottom, show its output as it comes, and summarise it in eight lines.
 
-Called by ``make quickstart``; ``python scripts/quickstart.py 1`` takes seed 1 in place of 0.  The executed copy, the
-adapter and the plot stay under out/.  Unless ``RLOO_KIT_MODEL`` names another, the tiny policy trains, on the CPU.
+Called by ``make quickstart``; ``python scripts/quickstart.py 1`` uses seed 1 instead of 0.  The executed copy, the
+adapter and the plot stay under out/.  Unless ``RLOO_KIT_MODEL`` names a model, the tiny policy trains on the CPU.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def summary(found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    # A notebook that failed has shown its error; this script's traceback would only hide it.
+    # A failed notebook has shown its error already; this script's traceback would only hide it.
     sys.tracebacklimit = 0
     if "RLOO_KIT_MODEL" not in os.environ:
-        # On a GPU the notebook would download a Qwen3 and train for hours; a .env may name another, too.
+        # Otherwise on a GPU the notebook would download a Qwen3 and train for hours; a .env may name another model too.
         os.environ |= {"RLOO_KIT_MODEL": "tiny", "CUDA_VISIBLE_DEVICES": ""}
     print("\n" + summary(run(int(sys.argv[1]) if len(sys.argv) > 1 else 0)))

@@ -1,7 +1,7 @@
-"""What docs/ lists of the code: every file by its first sentence, public names by signature, settings by docstring.
+"""List the code for docs/: every file by its first sentence, public names by signature, settings by docstring.
 
-For scripts/docs.py, which puts these texts between a page's marks.  All of it is read off docstrings, signatures and
-dataclass fields, so no list of files, names or settings stands here.
+scripts/docs.py puts these texts between a page's marks.  All of it is read from docstrings, signatures and dataclass
+fields, so this file has no list of files, names or settings.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from types import FunctionType
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("rloo_kit", "rewards")
 LONG = 7
-"""Words beyond which a sentence is cut at a colon; with two more at a comma, and with four at the "and" after it."""
+"""A sentence with more words is cut at a colon; one with more than two further words at a comma, four at ", and"."""
 EXPLAINED = 20
-"""Words of a setting's meaning on the page, where its first sentences say enough; ``help`` shows all of it."""
+"""Words that a page shows of a setting's meaning, in whole sentences; ``help`` shows all of it."""
 MANY = 7
-"""Fields of a dataclass that are shown."""
+"""The most fields of a dataclass that are shown."""
 
 
 # --- files ------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def opening(file: Path) -> str:
 
 
 def shortened(sentence: str) -> str:
-    """A long sentence up to its first colon or semicolon; one that is still long, up to a comma."""
+    """Return a long sentence up to its first colon or semicolon; if it is still long, up to a comma."""
     marks = (("[:;] ", LONG, 3), (", (?!or |and )", LONG + 2, 4), (", and ", LONG + 4, 6))
     for mark, longest, least in marks:
         heads = (sentence[: found.start()] for found in re.finditer(mark, sentence))
@@ -86,7 +86,7 @@ def signature(value: object) -> str:
 
 
 def written(parameter: inspect.Parameter) -> str:
-    """A parameter with its default; dots for one that is no plain value."""
+    """Return a parameter with its default, or with dots for a default that is long or no plain value."""
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     star = next((star for kind, star in stars.items() if kind is parameter.kind), "")
     if parameter.default is parameter.empty:
@@ -112,7 +112,7 @@ def is_error(value: object) -> bool:
 
 
 def explained(text: str) -> str:
-    """As many whole sentences as :data:`EXPLAINED` words hold, and at least the first."""
+    """Return as many whole sentences as fit into :data:`EXPLAINED` words, and at least the first."""
     text = re.sub(r"; see `rloo_kit\.[\w.]+`", "", text[:1].upper() + text[1:])
     sentences = re.split(r"(?<!Dr)\. (?=[A-Z\"])", text.rstrip("."))
     said = sentences[0]
@@ -125,7 +125,7 @@ def explained(text: str) -> str:
 
 
 def in_docstring(config: type, plain: Callable[[str], str]) -> dict[str, str]:
-    """The fields that a configuration's docstring explains in a sentence, not those that it lists with a type alone."""
+    """Return field -> meaning for the fields that a configuration's docstring explains, not those it only lists."""
     fields = {one.name for one in dataclasses.fields(config)}
     docstring = (inspect.getdoc(config) or "").partition("The rest of TRL's")[0]
     ours, _, theirs = docstring.partition("TRL's that matter most")

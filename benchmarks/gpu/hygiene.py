@@ -107,7 +107,7 @@ def seconds_until(reached: Callable[[], bool], most: float) -> float:
 def kernel(place: Place) -> dict[str, Figure]:
     """Run a notebook that runs out of memory, trains a smaller run in the next cell, releases and shuts down."""
     before = used_bytes(None, place)
-    # Taken for a kernel of VS Code, which has no server, so that shutdown_kernel() ends it itself.
+    # Posing as VS Code, whose kernels have no server: shutdown_kernel() then ends this one itself.
     variables = {**os.environ, "VSCODE_PID": str(os.getpid())}
     manager, client = start_new_kernel(startup_timeout=60, kernel_name="python3", env=variables)
     provisioner: Any = manager.provisioner

@@ -115,8 +115,8 @@ def run_all(
     card_gib: float = math.inf,
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[tuple[Check, Outcome]]:
-    """Run the checks in this order and yield each outcome as it comes.  No check begins or goes on beyond the budget, in
-    seconds of the clock ``now``.  ``run_one`` runs a check within so many seconds, as :func:`run_in_process` does."""
+    """Run the checks in this order and yield each outcome as it comes.  No check begins or goes on beyond the budget,
+    in seconds of the clock ``now``.  ``run_one`` runs a check within so many seconds (:func:`run_in_process`)."""
     end, passed = now() + budget, set[str]()
     for check in checks:
         left = end - now()

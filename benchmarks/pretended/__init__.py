@@ -5,11 +5,11 @@ fused LoRA, its 4-bit kernels and its fast decoding.  Tensors stay in the comput
 ("meta"), and Triton's interpreter runs the kernels.
 
 What it cannot show: speed, real memory, streams, compiled kernels, CUDA graphs, the numerics of fused attention, and
-a tensor on the wrong device, since "cuda" is the CPU here.  Nothing that users import comes here.
+a tensor on the wrong device, since "cuda" is the CPU here.  Nothing that users import uses this package.
 
     RLOO_KIT_PRETENDED_CARD=t4 PYTHONPATH=benchmarks/pretended/child:.:.triton python FILE
 
-pretends in a process and in its children; :func:`variables` are these two: for kernels of notebooks, and checks.
+pretends the card in a process and its children.  :func:`variables` returns both, for notebook kernels and checks.
 """
 
 import os
@@ -23,7 +23,7 @@ __all__ = ["CARDS", "Card", "is_possible", "start", "variables"]
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLE = "RLOO_KIT_PRETENDED_CARD"
-"""Names the card where :file:`child/sitecustomize.py` is on PYTHONPATH; empty, there is none."""
+"""Names the card that :file:`child/sitecustomize.py` pretends if it is on PYTHONPATH; "" means none."""
 
 
 def is_possible() -> bool:
@@ -31,6 +31,6 @@ def is_possible() -> bool:
 
 
 def variables(card: str) -> dict[str, str]:
-    """Of a process that pretends the card, and whose children do; a GPU that is there is hidden."""
+    """Return the variables of a process that pretends the card, as do its children; they hide a real GPU."""
     paths = [ROOT / "benchmarks/pretended/child", ROOT, ROOT / ".triton", os.environ.get("PYTHONPATH", "")]
     return {"PYTHONPATH": os.pathsep.join(map(str, filter(None, paths))), VARIABLE: card, "CUDA_VISIBLE_DEVICES": ""}

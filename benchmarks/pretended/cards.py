@@ -1,4 +1,4 @@
-"""The cards that can be pretended: what torch.cuda says of them."""
+"""The cards that can be pretended, as torch.cuda describes them."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ class Card:
     """A GPU as ``torch.cuda.get_device_properties`` describes it.
 
     Attributes:
-        name: as :data:`rloo_kit.memory.hardware.CARDS` has it.
+        name: a key of :data:`rloo_kit.memory.hardware.CARDS`.
         capability: the compute capability (CUDA C++ programming guide, appendix "Compute Capabilities").
         processors: streaming multiprocessors.
         shared_bytes: shared memory that a block may ask for.

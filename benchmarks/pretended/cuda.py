@@ -1,6 +1,6 @@
-"""``torch.cuda`` as it answers on a machine with the card: counts, properties, and streams that do nothing.
+"""Make ``torch.cuda`` answer as on a machine with the card: counts, properties, and streams that do nothing.
 
-What its allocator says it holds are the process's tensors, counted operation by operation, those of the CPU too.
+The memory that it reports is that of the process's tensors, counted at every operation, CPU tensors included.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .cards import Card
 from .gauge import TensorGauge
 
 FREE_SHARE = 0.95
-"""Of the card's memory, before anything is loaded: the driver and the context have the rest."""
+"""Share of the card's memory that is free before anything is loaded: the driver and the context have the rest."""
 
 
 class Event:
-    """A CUDA event, stream or choice of a device; work on a CPU is done when the call returns."""
+    """Stands for a CUDA event, stream or device context; work on a CPU is done when the call returns."""
 
     cuda_stream = 0
     device_index = idx = 0
@@ -50,7 +50,7 @@ class Event:
 
 
 def _always(value: Any) -> Callable[..., Any]:
-    """A function of its own for each name: torch._dynamo refuses one under two."""
+    """Return a new function for each name: torch._dynamo refuses one function under two names."""
     return lambda *args, **kwargs: value
 
 
@@ -92,7 +92,7 @@ def answers(card: Card, gauge: TensorGauge) -> dict[str, Callable[..., Any]]:
         "reset_peak_memory_stats": lambda *args: gauge.restart(),
         "mem_get_info": lambda *args: (int(FREE_SHARE * card.total_bytes) - gauge.live_bytes, card.total_bytes),
         **{name: _always(None) for name in silent},
-        # As torch has it: with emulation every card takes bfloat16.
+        # As in torch: with emulation every card takes bfloat16.
         "is_bf16_supported": lambda including_emulation=True: including_emulation or card.has_bfloat16,
         "get_rng_state": lambda *args: torch.get_rng_state(),
         "get_rng_state_all": lambda: [torch.get_rng_state()],

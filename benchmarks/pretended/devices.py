@@ -15,7 +15,7 @@ _is_cuda = vars(torch._C.TensorBase)["is_cuda"].__get__
 
 
 class CudaIs(TorchFunctionMode):
-    """Every call of torch with "cuda" replaced by the target, and with "cuda:0" where a tensor's device is asked for.
+    """Replaces "cuda" by the target in every call of torch, and answers "cuda:0" when asked for a tensor's device.
 
     Attributes:
         target: where tensors lie; it may be changed between calls.
@@ -65,8 +65,8 @@ def enter(mode: TorchFunctionMode) -> None:
 
 
 def _stay_in_backward() -> None:
-    """torch switches a mode off inside the call that it handles, and ``loss.backward()`` is one such call."""
-    engine: Any = torch.autograd  # which calls it by the name it imported
+    """Keep modes on in ``loss.backward()``: torch switches a mode off inside the call that it handles."""
+    engine: Any = torch.autograd  # calls the engine by the name that it imported
     run = engine._engine_run_backward
 
     def run_in_modes(*args: Any, **kwargs: Any) -> Any:
@@ -113,7 +113,7 @@ def _with_host_device(decorator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _IsGenerator(type):
-    """So that isinstance goes on working for torch's own generators."""
+    """Keeps isinstance working for torch's own generators."""
 
     true = torch.Generator
 

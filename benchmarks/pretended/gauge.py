@@ -1,4 +1,4 @@
-"""Live bytes of tensors, counted at every operation; for comparing a plan of memory with."""
+"""Count the live bytes of tensors at every operation, to compare a memory plan with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rloo_kit.memory.policy_tensors import quantisation_tensors
 class TensorGauge(TorchDispatchMode):
     """Live bytes of tensors on a CPU, counted at every operation inside ``with gauge:``, and their peak.
 
-    Each storage counts once, from the operation that returns it until it is freed; not what a kernel allocates inside.
+    Each storage counts once, from the operation that returns it until it is freed; a kernel's own buffers do not count.
     """
 
     def __init__(self, standing: Iterable[torch.Tensor] = ()) -> None:
@@ -57,7 +57,7 @@ class TensorGauge(TorchDispatchMode):
             self._known[key] = weakref.ref(storage, freed)
         self.live_bytes += size - (before := self._sizes.get(key, 0))
         self._sizes[key] = size
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes + before)  # resize_ copies
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes + before)  # resize_ copies: both sizes live at once
 
 
 def standing_tensors(model: torch.nn.Module) -> list[torch.Tensor]:

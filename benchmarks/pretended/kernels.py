@@ -1,4 +1,4 @@
-"""Triton kernels without a GPU: run by Triton's interpreter, as numpy on the CPU, or left out ("meta")."""
+"""Run Triton kernels without a GPU by Triton's interpreter, as numpy on the CPU, or leave them out ("meta")."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LOOKED_UP = (
     *("cdequantize_blockwise_fp32", "cdequantize_blockwise_fp16_nf4", "cdequantize_blockwise_bf16_nf4"),
     *("cdequantize_blockwise_fp32_nf4", "cgemm_4bit_inference_naive_fp16", "cgemm_4bit_inference_naive_bf16"),
 )
-"""bitsandbytes' CUDA functions that Unsloth looks up at import (its kernels/utils.py); on this path it calls its own
-Triton kernels."""
+"""bitsandbytes' CUDA functions that Unsloth looks up at import (its kernels/utils.py) but does not call here: on this
+path it calls its own Triton kernels."""
 
 
 def pretend(card: Card) -> None:
@@ -68,7 +68,7 @@ def _driver(card: Card) -> Any:
 
 
 def _without_repeated_work() -> None:
-    """The interpreter checks integers for overflow, and makes a table of types for every operation."""
+    """Skip the interpreter's checks of integer overflow, and its table of types made anew for every operation."""
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     of, known = interpreter._get_np_dtype, dict[str, Any]()
@@ -82,8 +82,8 @@ def _without_repeated_work() -> None:
 
 
 def _compute_bfloat16_in_float32() -> None:
-    """The interpreter holds bfloat16 as uint16, computes on the bits, and cuts where a GPU rounds; here it computes in
-    float32 and rounds to nearest even."""
+    """Have the interpreter compute bfloat16 in float32 and round to nearest even.  By itself it holds bfloat16 as
+    uint16, computes on the bits, and truncates where a GPU rounds."""
     builder, bfloat16 = interpreter.InterpreterBuilder, triton.language.bfloat16
     binary, unary, cast, fma = builder.binary_op, builder.unary_op, builder.cast_impl, builder.create_fma
     bitwise = (np.bitwise_and, np.bitwise_or, np.bitwise_xor)

@@ -1,9 +1,9 @@
-"""Triton's interpreter for all programs along a grid's first axis at once: a kernel as numpy would have it.
+"""Vectorise Triton's interpreter: run all programs along a grid's first axis at once, as numpy arrays.
 
 The interpreter runs one program after another, each of tens of operations of 30 microseconds, and a kernel of Unsloth's
-has a program a token.  Here every array has one axis more in front, the lanes: as long as there are programs, or 1
-where all programs hold the same.  A program that does other work than its neighbours (a branch on its number) has the
-launch run lane by lane; after its first store that would be too late, and is an error.
+has one program per token.  Here every array has an extra first axis, the lanes: one lane per program, or a single lane
+where all programs hold the same value.  If a program branches unlike its neighbours (on its number), the launch is run
+again lane by lane.  After the first store it is too late for that, and an error is raised.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import triton
 from triton.runtime import interpreter
 
 AT_ONCE = 512
-"""Programs; more would leave the processor's cache."""
+"""Programs run at once; more would not fit the processor's cache."""
 Handle = interpreter.TensorHandle
 _patch_lang = interpreter._patch_lang
 _known_languages: set[str] = set()
 
 
 class LanesDiffer(Exception):
-    """A kernel asks for one number, and its programs have several."""
+    """A kernel asks for a single number where its programs hold different ones."""
 
 
 def _one(tensor: Any) -> Any:
@@ -41,12 +41,12 @@ def _transposed(tensor: Any) -> Any:
 
 
 def patched_for_good(kernel: Any) -> Any:
-    """Triton's language as the interpreter needs it: put back after each launch it would be patched again."""
+    """Patch Triton's language for the interpreter once: restoring it after each launch would mean patching again."""
     if kernel.__module__ not in _known_languages:
         _known_languages.add(kernel.__module__)
         _patch_lang(kernel)
         tensor = triton.language.tensor
-        # Blocks are true, as in the interpreter: only numbers are branched on.
+        # Blocks are true, as in the interpreter: kernels branch on numbers only.
         tensor.__bool__ = lambda self: self.type.is_block() or bool(_one(self))
         tensor.__index__ = lambda self: int(_one(self))
         tensor.T = property(_transposed)
@@ -132,7 +132,7 @@ def _to_tensor(self: Any, values: Any, dtype: Any) -> Any:
 
 
 def _alike(*handles: Any) -> Iterator[Any]:
-    """With equal shapes, as the interpreter's C++ wants them."""
+    """Broadcast to equal shapes, which the interpreter's C++ requires."""
     shape = np.broadcast_shapes(*(handle.data.shape for handle in handles))
     for handle in handles:
         yield Handle(np.broadcast_to(handle.data, shape).copy(), handle.dtype)
@@ -170,7 +170,7 @@ def _memory(builder: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _launch(executor: Any, *args: Any, **kwargs: Any) -> None:
-    """A kernel over its grid; what it does to arguments is the interpreter's ``GridExecutor.__call__``."""
+    """Run a kernel over its grid; arguments are treated as in the interpreter's ``GridExecutor.__call__``."""
     import inspect
 
     names = inspect.getfullargspec(executor.fn).args

@@ -1,4 +1,4 @@
-"""Passes on meta tensors: what Unsloth's GPU path asks of values, and kernels whose memory their meta functions tell.
+"""Let passes run on meta tensors: answer what Unsloth's GPU path asks of values, and use kernels with meta functions.
 
 :func:`make_passes_run` is for a process that began with ``start(card, target="meta")``.  Nothing is computed; each call
 gives tensors of the right shape, so that :class:`~.gauge.TensorGauge` can count them.
@@ -24,7 +24,7 @@ def on_meta(tensor: torch.Tensor) -> bool:
 
 
 class Answers(TorchFunctionMode):
-    """Calls that read values, answered without any.
+    """Answers calls that read a tensor's values, which meta tensors do not have.
 
     Attributes:
         selected: how many rows a boolean mask selects.
@@ -80,8 +80,8 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """``scaled_dot_product_attention`` as a GPU has it (torch, aten/native/transformers/attention.cpp): the flash
-    kernel, or with a mask the memory-efficient one, whose mask is additive and padded to multiples of 16."""
+    """Compute ``scaled_dot_product_attention`` as on a GPU (torch, aten/native/transformers/attention.cpp): by the
+    flash kernel, or with a mask by the memory-efficient one, whose mask is additive and padded to multiples of 16."""
     if attn_mask is None and torch.cuda.get_device_capability()[0] >= 8:
         return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
     keeps = torch.is_grad_enabled() and q.requires_grad
@@ -99,7 +99,7 @@ def attention(
 
 class Head(torch.autograd.Function):
     """Unsloth's head (unsloth_zoo/fused_losses/fused_linear.py) by its own functions, without the custom operator
-    around them: a count sees nothing inside an operator."""
+    around them: the gauge sees nothing inside an operator."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
@@ -118,7 +118,7 @@ class Head(torch.autograd.Function):
 
 
 class Graph:
-    """A CUDA graph: what is captured runs once, for its memory."""
+    """Stands for a CUDA graph: the captured code runs once, for its memory."""
 
     def _nothing(self, **kwargs: object) -> None:
         pass
@@ -136,7 +136,7 @@ def _open_the_head() -> None:
     OPERATORS.update(patched._unsloth_fused_linear_ops)
     head._LP_OP = "counted"
     patched.ops.unsloth_zoo.counted = Head.apply
-    # What these find out on a GPU: torch.mm has out_dtype, Triton compiles, and no token is masked.
+    # The answers that these find on a GPU: torch.mm has out_dtype, Triton compiles, and no token is masked.
     head._fp32_out_ok = lambda *args: True
     head._use_triton = lambda device: True
     head._mm_fp32 = lambda a, b, out=None: (
@@ -147,14 +147,14 @@ def _open_the_head() -> None:
 
 
 def make_passes_run() -> Answers:
-    """Enter the mode, for good.  Set ``selected`` of what is returned to the scored tokens of a pass."""
+    """Enter the mode for good, and return it.  Set its ``selected`` to the scored tokens of a pass."""
     import unsloth.kernels.rms_layernorm as norm
     import unsloth.utils.attention_dispatch as dispatch
     from torch.nn.attention import SDPBackend
 
     patched: Any = torch
     patched.nn.functional.scaled_dot_product_attention = attention
-    # What torch would choose on a GPU, with grouped keys and with keys expanded to all heads.
+    # The kernels that torch chooses on a GPU, with grouped keys and with keys expanded to all heads.
     flash, efficient, math = (getattr(SDPBackend, name).value for name in FLASH_EFFICIENT_MATH)
     has_flash = torch.cuda.get_device_capability()[0] >= 8
     dispatch._sdpa_gqa_choices = lambda *args, **kwargs: (

@@ -1,7 +1,7 @@
 """The real Qwen3 shapes as policies on meta tensors: every tensor has its shape and no memory.
 
-For counting bytes.  :func:`load` goes through ``load_policy`` and Unsloth's own code; only the reading of weights is
-replaced.  After ``start(card, target="meta")``; :mod:`.meta` makes passes run.
+They serve to count bytes.  :func:`load` runs ``load_policy`` and Unsloth's own code; only the reading of weights is
+replaced.  Call ``start(card, target="meta")`` first; :mod:`.meta` makes passes run.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from rloo_kit import Policy
 
 BLOCK, SCALES = 64, 256
-"""Weights a scale, and scales a scale of theirs, in bitsandbytes' NF4."""
+"""Weights per scale, and scales per scale of scales, in bitsandbytes' NF4."""
 
 
 DTYPE = torch.bfloat16
 
 
 def load(checkpoint: Checkpoint, **kwargs: Any) -> Policy:
-    """The policy of a checkpoint, in 4 bit; ``kwargs`` are those of ``load_policy``."""
+    """Load the policy of a checkpoint in 4 bit; ``kwargs`` are those of ``load_policy``."""
     loader = unsloth.models.llama.AutoModelForCausalLM
     read = loader.from_pretrained
     loader.from_pretrained = staticmethod(lambda *args, **more: skeleton(checkpoint))
@@ -44,7 +44,7 @@ def load(checkpoint: Checkpoint, **kwargs: Any) -> Policy:
     finally:
         loader.from_pretrained = read
     if not checkpoint.tied:
-        # Unsloth ties weights of one address again (unsloth_zoo/patching_utils.py), and here every address is 0.
+        # Unsloth ties weights with equal addresses again (unsloth_zoo/patching_utils.py); here all addresses are 0.
         head = policy.model.get_output_embeddings()
         head.weight.data = torch.empty_like(head.weight)
     return policy
@@ -68,7 +68,7 @@ def skeleton(checkpoint: Checkpoint) -> PreTrainedModel:
 
 
 def _in_four_bit(linear: torch.nn.Linear) -> torch.nn.Module:
-    """As ``quantize_4bit`` leaves it, statistics compressed."""
+    """Return the layer as ``quantize_4bit`` leaves it, with compressed statistics."""
     empty = lambda *shape, kind: torch.empty(*shape, dtype=kind, device="meta")  # noqa: E731
     weights = linear.in_features * linear.out_features
     scales = -(-weights // BLOCK)

@@ -1,4 +1,4 @@
-"""The one entry: everything in its order, before Unsloth is imported."""
+"""Pretend a card: the one entry point, which does everything in order before Unsloth is imported."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SWITCHES = {
     "TRITON_INTERPRET": "1",
     "UNSLOTH_COMPILE_DISABLE": "1",
     "TORCHDYNAMO_DISABLE": "1",
-    "HF_DEACTIVATE_ASYNC_LOAD": "1",  # the device mode holds in the thread that entered it
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",  # the device mode holds only in the thread that entered it
     "HF_HUB_OFFLINE": "1",
 }
 
 
 ARTEFACTS = ("'pin_memory' argument is set as true", "Unsloth: narrow-row RMSNorm kernels disabled")
-"""Warnings of the pretence: no pinned memory, and numpy sums several rows in another order than one."""
+"""Warnings that come from pretending: memory is not pinned, and numpy sums several rows in another order than one."""
 
 
 def start(card: str = "rtx 3090", target: str = "cpu") -> None:
@@ -38,7 +38,7 @@ def start(card: str = "rtx 3090", target: str = "cpu") -> None:
     import bitsandbytes  # noqa: F401 - its CPU library, chosen before there is a card
     import torch._dynamo.trace_rules
 
-    # Dynamo's table of torch's functions, before they are replaced.
+    # Makes Dynamo's table of torch's functions before they are replaced.
     torch._dynamo.trace_rules.get_torch_obj_rule_map()
     from . import cuda, devices
 

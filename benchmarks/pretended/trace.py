@@ -1,7 +1,7 @@
-"""The live bytes of one RLOO step, phase by phase, on meta tensors through Unsloth's own code.
+"""Trace the live bytes of one RLOO step, phase by phase, on meta tensors through Unsloth's own code.
 
-For comparing a plan with.  Counted are tensors: weights, LoRA, optimizer, gradients, cache, activations, Unsloth's
-buffers.  Not counted: the CUDA context, the allocator's fragmentation, and what a kernel allocates inside.
+A memory plan is compared with them.  They count tensors: weights, LoRA, optimizer, gradients, cache, activations,
+Unsloth's buffers.  They leave out the CUDA context, fragmentation, and what a kernel allocates inside.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from rloo_kit import Policy
 
 SAMPLED = 3
-"""Tokens that are sampled before the jump to the last one."""
+"""Tokens sampled before the jump to the last one."""
 
 
 @dataclass(frozen=True)
 class Case:
     """A configuration: ``rows`` completions of ``completion`` tokens are sampled at once, and trained on ``micro`` at a
-    time; ``checkpointing`` and ``optimizer`` as the config has them; ``layers`` leaves some of the shape's out."""
+    time.  ``checkpointing`` and ``optimizer`` are as in the config; None for ``layers`` means all of the shape's."""
 
     model: str
     layers: int | None = None
@@ -59,7 +59,7 @@ class MetaGauge(TensorGauge):
 
 
 class Run:
-    """A policy and its optimizer on the pretended card, taken through a step.
+    """Takes a policy and its optimizer through a step on the pretended card.
 
     Attributes:
         peaks: phase -> live bytes at its peak.
@@ -67,7 +67,7 @@ class Run:
 
     def __init__(self, case: Case, mode: Answers) -> None:
         self.case, self.mode = case, mode
-        # Buffers of a case before.
+        # Drop the buffers of an earlier case.
         scratch.clear()
         initialize_unsloth_gradient_checkpointing()
         longest = case.prompt + case.completion
@@ -87,7 +87,7 @@ class Run:
         self.peaks[name] = max(self.peaks.get(name, 0), self.gauge.peak_bytes)
 
     def step(self) -> None:
-        """Two updates: the first makes both offload buffers and the optimizer's state, the second is counted."""
+        """Make two updates: the first makes both offload buffers and the optimizer's state, the second is counted."""
         self._update()
         self.peaks = {"load": self.peaks["load"]}
         self._generate()
@@ -96,7 +96,7 @@ class Run:
         self._update()
 
     def _update(self) -> None:
-        for _ in range(2):  # in the second gradients are there
+        for _ in range(2):  # the second pass finds gradients
             with self.phase("forward"):
                 out = self._pass()
                 loss = -out.log_probs[:, -self.case.completion :].float().sum()
@@ -127,8 +127,8 @@ class Run:
             )
 
     def _generate(self) -> None:
-        """Sample as Unsloth's trainer does, its captured decode step included: the prompts, the first token, which
-        copies the prompts' cache into buffers, and, after a jump, the last one."""
+        """Sample as Unsloth's trainer does, with its captured decode step: prefill, the first token, which copies the
+        prompts' cache into buffers, and, after a jump, the last token."""
         from unsloth.models import _decode_graphs
 
         case, drawn = self.case, itertools.count(1)
@@ -137,7 +137,7 @@ class Run:
 
         def after_a_token(ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
             if next(drawn) == SAMPLED:
-                raise _Finished  # "all rows are done" is a value
+                raise _Finished  # a meta tensor has no value to say that all rows are done
             return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
 
         self.model.for_inference()
@@ -156,8 +156,8 @@ class Run:
         _decode_graphs.release_for_training(self.model)
 
     def _last_token(self) -> None:
-        """Decode a token, let the buffers grow as they would have by the last one, decode that; after each draw the
-        next as transformers' loop does, which holds scores and probabilities until they are replaced."""
+        """Decode a token, grow the buffers to their size at the last one, and decode that.  As transformers' loop does,
+        draw after each decode, and hold scores and probabilities until they are replaced."""
         from unsloth.models import _decode_graphs
         from unsloth.models.qwen3 import KV_CACHE_INCREMENT
 
@@ -189,7 +189,7 @@ class Run:
 
 
 class _Finished(Exception):
-    """As many tokens as were asked for."""
+    """Sampling has made as many tokens as needed."""
 
 
 def optimizer_of(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
