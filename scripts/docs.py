@@ -124,7 +124,7 @@ def settings() -> str:
 
 
 def grpo_names() -> str:
-    """Return a table of the kit's names for the fields of TRL's ``GRPOConfig`` that notebooks set most."""
+    """Return the kit's names for the ``GRPOConfig`` fields of TRL that notebooks set most, without refused values."""
     from rloo_kit.train import renamed_args
 
     rows = []

@@ -17,7 +17,7 @@ from types import FunctionType
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("rloo_kit", "rewards")
 LONG = 7
-"""A sentence with more words is cut at a colon; one with more than two further words at a comma, four at ", and"."""
+"""Words beyond which a sentence is cut at a colon; two words more, at a comma; four words more, at ", and"."""
 EXPLAINED = 20
 """Words that a page shows of a setting's meaning, in whole sentences; ``help`` shows all of it."""
 MANY = 7

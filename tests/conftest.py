@@ -1,4 +1,4 @@
-"""What the tests share: the import order, the bundled policy, its task, and short runs on them."""
+"""Shared by all tests: the import order, the bundled policy, its task, and short runs on them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from rloo_kit.tasks import Task
 
-# unsloth writes into os.environ when it is imported; a process of its own starts as a user's does.
+# unsloth writes into os.environ when it is imported; new processes start without that, as a user's do.
 CLEAN_ENVIRONMENT = dict(os.environ)
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # for benchmarks and scripts, which are not installed
 LOGGED = tempfile.TemporaryDirectory(prefix="trackio-")
-# Read when TRL imports trackio; else a test would write into the home.
+# Read when TRL imports trackio; otherwise a test would write into the home directory.
 os.environ["TRACKIO_DIR"] = LOGGED.name
-PATIENCE = 550  # seconds for a process; pytest's own is 600, and a busy machine is slow
+PATIENCE = 550  # seconds for a process on a busy machine; pytest's own limit is 600
 Done = subprocess.CompletedProcess[str]
 Script = Callable[..., Done]
 Completions = Sequence[Sequence[dict[str, str]]]
@@ -41,7 +41,7 @@ Completions = Sequence[Sequence[dict[str, str]]]
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """A shell starts what runs in its background with SIGINT ignored, and then nothing can be interrupted."""
+    """Let SIGINT interrupt: a shell starts background jobs with SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -49,20 +49,20 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture
 def small_files() -> Iterator[Callable[[int | None], None]]:
-    """``small_files(size)``: no file can grow beyond it, as on a disk that is full."""
+    """``small_files(size)``: no file can grow beyond ``size``, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (soft if size is None else size, hard))
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
+    """Return every file below a folder with its content."""
     return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
 @pytest.fixture(autouse=True)
 def same_draws() -> None:
-    """Random numbers start anew, so that no test depends on what ran before it on the same worker."""
+    """Reset random numbers, so that no test depends on what ran before it on the same worker."""
     random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
@@ -77,7 +77,7 @@ def loaded_once() -> tuple[rloo_kit.Policy, dict[str, Tensor]]:
 
 
 def as_loaded(loaded: tuple[rloo_kit.Policy, dict[str, Tensor]]) -> rloo_kit.Policy:
-    """The shared policy with its weights as loaded: workers share the tests, so their order is not fixed."""
+    """Return the shared policy with its weights as loaded, since the order of tests on a worker is not fixed."""
     policy, lora = loaded
     if "ref" in policy.model.peft_config:
         policy.model.delete_adapter("ref")
@@ -96,7 +96,7 @@ def policy(loaded_once: tuple[rloo_kit.Policy, dict[str, Tensor]]) -> rloo_kit.P
 
 @pytest.fixture
 def fresh_policy() -> rloo_kit.Policy:
-    """A policy of its own, for a test that changes more of it than the LoRA's weights."""
+    """A new policy, for a test that changes more than the LoRA's weights."""
     return rloo_kit.load_policy("tiny", seed=0)
 
 
@@ -109,7 +109,7 @@ WHOLE = rewards.answer_reward(form="whole")
 
 
 def right_after_thought(completions: Completions, answer: list[str], **kwargs: object) -> list[float]:
-    """0.2 for a closed thought, 0.8 more for the right answer after it."""
+    """Pay 0.2 for a closed thought, and 0.8 more for the right answer after it."""
     scores = []
     for completion, right in zip(completions, WHOLE(completions=completions, answer=answer), strict=True):
         closed = completion[0]["content"].count("</think>") == 1
@@ -118,12 +118,12 @@ def right_after_thought(completions: Completions, answer: list[str], **kwargs: o
 
 
 def random_rewards(completions: Completions, completion_ids: list[list[int]], **_: object) -> list[float]:
-    """Differs within any group whose completions differ, and by nothing but them."""
+    """Pay by the completion's ids alone, so that rewards differ in any group whose completions differ."""
     return [(sum(ids) % 97) / 97 for ids in completion_ids]
 
 
 ARGUMENTS = ("model", "train_dataset", "eval_dataset", "processing_class", "callbacks", "args")
-"""Of the trainer; every other keyword of ``make_trainer`` is a field of its config."""
+"""Keywords of ``make_trainer`` that go to the trainer; every other is a field of its config."""
 
 SMALL: dict[str, Any] = {"max_steps": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
 SMALL |= {"num_generations": 2, "max_completion_length": 8, "save_strategy": "no", "beta": 0.0}
@@ -154,7 +154,7 @@ def qwen3_config() -> Callable[[rloo_kit.Checkpoint], Qwen3Config]:
 def python(
     *words: str, check: bool = True, cwd: Path | None = None, seconds: int = PATIENCE, **environment: str
 ) -> Done:
-    """Python with these words, in a process of its own."""
+    """Run Python with these arguments in a new process."""
     env = {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment}
     how: Any = {"capture_output": True, "text": True, "timeout": seconds, "env": env, "cwd": cwd}
     done = subprocess.run([sys.executable, *words], check=False, **how)
@@ -164,5 +164,5 @@ def python(
 
 @pytest.fixture(scope="session")
 def script() -> Script:
-    """``script(code, *arguments, **environment)``: run Python code in a process of its own."""
+    """``script(code, *arguments, **environment)``: run Python code in a new process."""
     return functools.partial(python, "-c")

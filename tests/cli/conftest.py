@@ -1,4 +1,4 @@
-"""A command line in this process, on the shared tiny policy."""
+"""Run the command line in this process, on the shared tiny policy."""
 
 from __future__ import annotations
 
@@ -68,6 +68,6 @@ def command() -> Command:
 
 @pytest.fixture
 def shared(policy: rloo_kit.Policy, monkeypatch: pytest.MonkeyPatch) -> rloo_kit.Policy:
-    """The tiny policy as loaded, which the command line takes in place of loading one."""
+    """The tiny policy as loaded, which the command line uses instead of loading one."""
     monkeypatch.setattr(run, "load_policy", lambda **given: policy)
     return policy

@@ -1,4 +1,4 @@
-"""A configuration is checked as a whole: each fault with its file, its key and the nearest right one."""
+"""A configuration is checked as a whole: each fault is reported with its file, its key and the nearest valid key."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The committed configurations fit what they are for, and the commands of the docs run."""
+"""The committed configurations fit the cards they are for, and the commands in the docs run."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""What a notebook trained is written as a file that ``train`` repeats, to the same rewards."""
+"""``export`` writes a notebook's run as a file with which ``train`` repeats it, to the same rewards."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ unnamed = lambda completions, **kwargs: [0.0 for _ in completions]
 
 
 def run_in_a_cell(text, name):
-    """What a notebook's cell defines: its text is known to Python as Jupyter makes it known."""
+    """Return what a notebook's cell defines; Python knows the cell's source as under Jupyter."""
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     defined = {"__name__": "__main__"}
     exec(compile(text, name, "exec"), defined)
@@ -51,7 +51,7 @@ def cell():
 
 
 def log_of(run):
-    """Rewards, KL and lengths of each step, without seconds."""
+    """Return each step's log, without times and memory."""
     log = json.loads((run / "trainer_state.json").read_text())["log_history"]
     steps = [entry for entry in log if "reward" in entry]
     return [{n: v for n, v in step.items() if "time" not in n and "memory" not in n} for step in steps]
@@ -71,7 +71,7 @@ def test_a_run_of_notebook_07_is_exported_and_repeated_to_the_same_rewards(
     rloo_kit.RLOOTrainer(shared, [reward, task.correct], config, task.train).train()
     as_loaded(loaded_once)
 
-    monkeypatch.chdir(folder.parent)  # where the command is called from does not matter
+    monkeypatch.chdir(folder.parent)  # the command may be called from anywhere
     result = command("export", folder / "first", "--out", folder / "again.yaml")
     assert result.stdout.split() == [str(folder / "again.yaml"), str(folder / "again_rewards.py")]
     assert result.stderr.startswith("not in it: imports and names that in_time, long_enough may use")
@@ -85,7 +85,7 @@ def test_a_run_of_notebook_07_is_exported_and_repeated_to_the_same_rewards(
     assert written["policy"] == {"name": "tiny", "seed": 0}
     assert written["task"]["from_file"]["system"] == "Add."
     assert written["rewards"][1] == "task.correct"
-    recipe = json.loads((folder / "first-again" / RECIPE).read_text())  # its functions are in a file now
+    recipe = json.loads((folder / "first-again" / RECIPE).read_text())  # its functions now come from a file
     weighted = recipe["config"]["rewards"][0]["rewards.weighted"]
     assert weighted["rewards"][1] == f"{folder}/again_rewards.py:in_time"
 

@@ -1,4 +1,4 @@
-"""Every verb runs, and says what a notebook would."""
+"""Every verb runs, and prints what a notebook would."""
 
 import functools
 import json
@@ -23,7 +23,7 @@ def test_help_names_every_verb_in_a_line_each_and_imports_nothing_heavy(command,
 
 
 def test_doctor_cards_and_plan_say_what_the_machine_takes_and_whether_a_run_fits(command, folder):
-    said = command("doctor", status=None).output  # 1 where it warns
+    said = command("doctor", status=None).output  # 1 if it warns
     for line in ("device     cpu", "policy     tiny", "TOKENIZERS_PARALLELISM=false"):
         assert line in said
     assert command("cards").output.strip() in (ROOT / "docs/cards.md").read_text()
@@ -54,7 +54,7 @@ WARM = [word for setting in SAMPLED for word in ("--set", f"trainer.{setting}")]
 
 @pytest.fixture
 def asked(shared, monkeypatch):
-    """What the policy is asked to generate."""
+    """Record the arguments with which the policy generates."""
     calls = []
     generate = rloo_kit.Policy.generate
 
@@ -106,7 +106,7 @@ def test_a_run_keeps_its_configuration_also_where_it_ends_by_an_error(command, f
 
 SMALL = ["evaluate={n: 2}", "task.addition.n_train=1"]
 LOW = ["rewards=[task.correct, {rewards.clipped: {reward: task.correct, low: 2}}]"]
-# settings; what is said, and at which place
+# settings; the message, and the place that it names
 REFUSED = {
     "a task too small": (SMALL, "takes 2 prompts and the dataset has 1", ""),
     "a reward's arguments": (LOW, "low must be below high", "Where: mine.yaml, rewards[1]"),

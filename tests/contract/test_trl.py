@@ -1,7 +1,7 @@
 """What the kit relies on in TRL 1.15 and transformers 5.17, so that an upgrade fails here first, with an explanation.
 
-Each test names the room that relies on the fact.  Facts are read from TRL's own class, whatever unsloth has put in
-its place.
+Each test names the module that relies on the fact.  Facts are read from TRL's own class, even where unsloth replaces
+it.
 """
 
 import rloo_kit  # noqa: F401  # isort: skip - unsloth first
@@ -36,7 +36,7 @@ OVERRIDDEN = {
     "training_step": "04bf1003a79a",
     "_save_checkpoint": "6899a9d5b674",
 }
-# transformers' own, where TRL has none: how a run is saved and resumed.
+# Methods of transformers that TRL inherits: how a run is saved and resumed.
 RESUMING = {
     "_maybe_log_save_evaluate": "068f29bd532e",
     "_get_output_dir": "e0a60ec91cf6",
@@ -52,7 +52,7 @@ RESUMING = {
 PINNED = {
     **{(Stock, name): digits for name, digits in OVERRIDDEN.items()},
     **{(Trainer, name): digits for name, digits in RESUMING.items()},
-    # Not overridden, but the overrides rely on what they do: how TRL shuffles a generation batch and orders prompts.
+    # Not overridden, but the overrides rely on how TRL shuffles a generation batch and orders prompts.
     (Stock, "_generate"): "b8fffc35aae3",
     (Stock, "_tokenize_prompts"): "3176f24bb39a",
     (Utils, "shuffle_sequence_dict"): "9360e298941a",
@@ -97,28 +97,28 @@ def test_a_reward_gets_the_keywords_that_guarded_expects_and_the_progress_lines_
 
 NOT_PUSHED = 'ignore_patterns=["_*", f"{PREFIX_CHECKPOINT_DIR}-*"]'
 LINES = {
-    # Why the trainer overrides it: resuming ignores the adapter beside subfolders.  If it fails, the override can go.
+    # Overridden because resuming ignores an adapter that has subfolders beside it.  If this fails, the override can go.
     Trainer._load_from_checkpoint: ("if adapter_subdirs:", "for subdir_name in adapter_subdirs:"),
-    # rloo_kit.train.trainer undoes it: what is trained of a quantised model turns to bfloat16.
+    # rloo_kit.train.trainer undoes this: the trained weights of a quantised model turn to bfloat16.
     Stock.__init__: ("if _is_quantized_model:", "param.data = param.data.to(torch.bfloat16)"),
     # rloo_kit.train.trainer undoes it in row_weight.
     Trainer.training_step: ("loss = loss / self.current_gradient_accumulation_steps",),
-    # rloo_kit.train.checkpointing writes all of it aside, and seals it when the last of them is there.
+    # rloo_kit.train.checkpointing writes all these files aside, and seals the checkpoint after the last one.
     Trainer._save_checkpoint: ("self.save_model", "_save_optimizer_and", "_save_rng", "TRAINER_STATE_NAME"),
-    # What the kit keeps in a run's folder for itself begins with "_", and is not for the hub.
+    # The kit's own files in a run's folder begin with "_", so that they are not pushed to the hub.
     Trainer.push_to_hub: ("folder_path=self.args.output_dir", NOT_PUSHED),
     Trainer._push_from_checkpoint: ("folder_path=output_dir", NOT_PUSHED),
     # rloo_kit.train.finite_gradients reads gradients in that hook.
     Trainer: ("on_pre_optimizer_step", "self.optimizer.step()"),
-    # rloo_kit.train.microbatches trims columns: what is masked within them must cost nothing.  And cpu_logprobs hands
-    # labels that are shifted already, and a cache, which the backbone gets.
+    # rloo_kit.train.microbatches trims columns: masked tokens that remain must cost nothing.  And cpu_logprobs passes
+    # labels that are shifted already, and a cache that must reach the backbone.
     Utils.add_fused_lm_head: (
         "backbone_attr)(*args, **kwargs)",
         "labels = shift_labels",
         "mask = labels != -100",
         "hidden_states[mask]",
     ),
-    # It takes the place of generate within this; all rows come as one left-padded batch.
+    # The kit replaces generate in this method; all rows arrive as one left-padded batch.
     Stock._generate_single_turn: ('padding_side="left"', "unwrapped_model.generate(", "generation_config="),
     # rloo_kit.policy.generate.decode replaces the loop, with warpers, cache and stopping criteria.
     GenerationMixin.generate: (
@@ -137,7 +137,7 @@ def test_lines_that_the_kit_relies_on_are_there_in_this_order(code):
 
 
 def test_transformers_takes_a_variable_for_the_precision_where_none_is_set(monkeypatch, tmp_path):
-    """rloo_kit.train.config takes it away meanwhile: a CPU would compute in bfloat16 under autocast."""
+    """So rloo_kit.train.config removes the variable meanwhile: a CPU would compute in bfloat16 under autocast."""
     monkeypatch.setenv(config.PRECISION, "bf16")
     plain = TrainingArguments(str(tmp_path), bf16=False, fp16=False, report_to="none")
     assert plain.mixed_precision == "bf16"

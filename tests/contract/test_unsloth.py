@@ -10,7 +10,7 @@ import pytest
 import unsloth
 from unsloth import FastLanguageModel
 
-# What unsloth's generated config sets on a GPU, beside TRL's own default: the reason for RLOOConfig's defaults.
+# What unsloth's generated config sets on a GPU, and TRL's own default: the reason for RLOOConfig's defaults.
 CHANGED_ON_A_GPU = {
     "per_device_train_batch_size": 4,
     "learning_rate": 5e-05,
@@ -93,13 +93,13 @@ def test_ours_sets_what_the_generated_config_changes_and_passes_known_arguments(
 
 
 def test_the_mask_changes_nothing_that_is_read_where_padding_is_on_the_right_alone(gpu_path):
-    """So the trainer leaves it out where all prompts are of one length."""
+    """So the trainer leaves the mask out where all prompts have the same length."""
     assert gpu_path["mask"]["read"] == 0, "hidden by causal attention"
     assert gpu_path["mask"]["unread"] > 0, "the padding's own rows"
 
 
 def test_a_generate_that_fails_on_a_gpu_leaves_the_model_sampling_and_its_buffers_where_they_are(gpu_path):
-    """Which ``rloo_kit.policy.generate`` mends before a smaller slice.  If it fails, the mending may be needless."""
+    """So ``rloo_kit.policy.generate`` restores both before a smaller slice.  If this fails, that may be needless."""
     source, end = gpu_path["generate"], 0
     restored = ("_decode_graphs.release_for_training(self)", "FastLlamaModel.for_training(")
     for line in ("FastLlamaModel.for_inference(self)", "finally:", "end_generation()", *restored):
@@ -124,9 +124,9 @@ def test_a_policy_knows_its_length_and_both_modes(policy):
 
 
 LINES = (
-    # Why rloo_kit.policy.policy.complete takes it out.
+    # Why rloo_kit.policy.policy.complete removes max_length.
     ("unsloth_zoo/tokenizer_utils.py", "model.generation_config.update(max_length"),
-    # Why train.trainer.in_its_precision is of no effect on a GPU: TRL's cast of the LoRA to bfloat16 is taken out.
+    # Why train.trainer.in_its_precision has no effect on a GPU: unsloth removes TRL's cast of the LoRA to bfloat16.
     ("unsloth/models/rl.py", '"if _is_quantized_model:",\n        "if False:",'),
     # Why UNSLOTH_BLOCK_COMPILE=0 leaves layers uncompiled (session/import_order.py).
     ("unsloth/models/_block_compile.py", 'os.environ.get("UNSLOTH_BLOCK_COMPILE", "1") != "0"'),
@@ -136,16 +136,16 @@ LINES = (
     ("unsloth/kernels/utils.py", "_BNB_GEMM_4BIT_ARCHS = {(7, 5)}"),
     ("unsloth/kernels/utils.py", "_GEMV_ROWS_BY_ARCH = {(7, 5): 4, (8, 0): 2, (8, 9): 4, (12, 0): 4}"),
     ("bitsandbytes/backends/cuda/ops.py", "def _gemm_4bit_use_custom_cuda(device_index, dtype, M, N, K):"),
-    # What policy.generate.decode_graphs answers, so that evaluations are as fast as a trainer's sampling.
+    # The switch that policy.generate.decode_graphs turns on, so that evaluations sample as fast as a trainer.
     ("unsloth/models/llama.py", "graphs = _decode_graphs.enabled()"),
     ("unsloth/models/_decode_graphs.py", "def release_for_training(model):"),
-    # Why policy.generate.head_in_one_product: lm_head is given a slice.
+    # Why policy.generate.head_in_one_product exists: lm_head is given a slice.
     ("unsloth/models/llama.py", "down = fast_linear_forward(self.down_proj, gate, out = up[:, :, :hd])"),
     ("unsloth/models/llama.py", "logits = self.lm_head(hidden_states.to(dtype))"),
     ("unsloth/models/llama.py", 'kwargs["cache_implementation"] = "dynamic"'),
     # Why benchmarks/gpu/plain.py takes autocast's rounding for a policy in float32: Unsloth switches it on.
     ("unsloth/models/rl.py", "args.bf16 = use_bf16_amp"),
-    # Why benchmarks/gpu/plain.py keeps the reference in training mode: else a CPU with AVX512-BF16 packs its weights.
+    # Why benchmarks/gpu/plain.py stays in training mode: otherwise a CPU with AVX512-BF16 packs the weights.
     ("bitsandbytes/nn/modules.py", "and not self.training\n"),
     ("bitsandbytes/autograd/_functions.py", "result = F.gemv_4bit(A, B, out=out, state=quant_state)"),
 )

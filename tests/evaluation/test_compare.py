@@ -20,7 +20,7 @@ def completion(prompt, text, ids=(1, END)):
 
 
 def evaluation(*rows, correct=(), samples=1):
-    """An evaluation of (prompt, text, reward)."""
+    """Return an evaluation of rows (prompt, text, reward)."""
     completions = tuple(completion(prompt, text) for prompt, text, _ in rows)
     rewards = tuple(reward for _, _, reward in rows)
     return Evaluation(None, None, {}, 2.0, 0.0, completions, rewards, samples=samples, correct=correct)
@@ -53,7 +53,7 @@ def test_the_change_of_the_means_is_that_of_the_prompts_own_differences():
     assert result.reward_change == bootstrap(changes)
     assert result.accuracy_change == bootstrap([1.0, 0.0])  # the third was not graded before
     assert "accuracy +0.500 [+0.000, +1.000] (after - before, 95 % bootstrap" in result.headline
-    # several completions of a prompt are one difference
+    # several completions of a prompt give one difference
     before = evaluation(*zip("aabb", "xxxx", (0.0,) * 4, strict=True), samples=2)
     after = evaluation(*zip("aabb", "yyyy", (1.0, 0.0, 0.0, 0.0), strict=True), samples=2)
     assert compare(before, after).reward_change == bootstrap([0.5, 0.0])
@@ -70,8 +70,8 @@ def test_the_same_prompts_in_another_order_are_refused():
 THOUGHT = completion("p", "<think>\n1+1=2\n</think>\n\n2", (OPEN, 16, 10, CLOSE, 17, END))
 MARKED = [
     (THOUGHT, "«<think>»\n1+1=2\n«</think>»\n\n2«<|im_end|>»"),
-    (completion("p", "</think> 4", (9, 9, END)), "</think> 4«<|im_end|>»"),  # typed letters
-    (completion("p", "</think> </think>", (CLOSE, 9, 7)), "</think> </think> [end]"),  # one of them typed
+    (completion("p", "</think> 4", (9, 9, END)), "</think> 4«<|im_end|>»"),  # all typed as letters
+    (completion("p", "</think> </think>", (CLOSE, 9, 7)), "</think> </think> [end]"),  # the second typed as letters
     (Completion("p", "7+1=8", (1, 2, 3), finished=False), "7+1=8 [cut at 3 tokens]"),
 ]
 
@@ -119,7 +119,7 @@ def test_evaluations_of_other_prompts_and_what_is_not_one_are_refused():
 
 
 def measured(**changed):
-    """An evaluation with one reward, sampled, unless changed."""
+    """Return an evaluation that is sampled and has one reward, unless changed."""
     settings = {"rewards": {"right": 1.0}, "correct": "answer_reward", "max_new_tokens": 64, **SAMPLING}
     settings |= changed.pop("settings", {})
     return replace(evaluation(("a", "x", 0.0)), settings=settings, **{"greedy": False, **changed})
@@ -144,6 +144,6 @@ def test_the_same_policy_measured_in_two_ways_has_not_gained_anything(changed, s
 
 
 def test_what_makes_no_difference_is_compared():
-    without_rewards = measured(settings={"rewards": {}})  # no reward then, and none is compared
+    without_rewards = measured(settings={"rewards": {}})  # without rewards none is compared
     assert len(compare(measured(), without_rewards).pairs) == 1
     assert len(compare(measured(), replace(measured(), settings={})).pairs) == 1, "nothing is known of it"

@@ -25,11 +25,11 @@ MARKERS = {"<think>": QWEN3.open_id, "</think>": QWEN3.close_id}
 
 
 def scripted(*texts, finished=True, rows=64):
-    """A policy whose completions are given, in batches of so many rows."""
+    """Return a policy that gives these completions, in batches of ``rows``."""
 
     class Scripted(Policy):
         def __post_init__(self):
-            """There is no model and no tokenizer to complete."""
+            """Skip the completion of model and tokenizer, which are None here."""
 
         def generate(self, prompts, *, n=1, progress=None, **options):
             assert len(prompts) * n == len(texts), options
@@ -65,7 +65,7 @@ def test_a_long_evaluation_says_how_far_it_is_whatever_the_batch(capsys):
 
 
 def test_accuracy_is_the_share_of_answers_asserted_after_the_thought():
-    # the second never left its thought, the fourth is wrong
+    # the second does not close its thought, the fourth is wrong
     texts = ("<think>\n</think>\n\n1", "<think>2", "3", "The answer is 5.")
     result = evaluate(scripted(*texts), QUESTIONS.to_iterable_dataset())
     assert (result.accuracy, result.reward) == (wilson(2, 4), None)
@@ -84,7 +84,7 @@ def test_completions_of_one_prompt_count_as_one_value_and_the_method_is_named():
     assert result.correct[6:9] == (True, False, False)
     assert "12, sampled, 3 per prompt" in str(result)
     assert str(result).count("(95 %, bootstrap over prompts)") == 2
-    reward = returns(1.0, 1.0, 0.0, None, None, None, 0.0, 1.0)  # however many of them were scored
+    reward = returns(1.0, 1.0, 0.0, None, None, None, 0.0, 1.0)  # a prompt is one value, however many are scored
     result = evaluate(scripted(*"11223344"), QUESTIONS, reward, samples=2, greedy=False)
     assert result.reward == bootstrap([1.0, 0.0, 0.5])
     assert "accuracy     1.000 (no interval: no spread)\n" in str(result)
@@ -102,7 +102,7 @@ def test_rewards_are_called_with_trls_keywords_and_weighed_as_in_training():
     async def second(completions, **kwargs):
         return [0.5, 0.5, None, None]
 
-    questions = QUESTIONS.add_column("completion", list("abcd"))  # TRL hands rewards no such column
+    questions = QUESTIONS.add_column("completion", list("abcd"))  # TRL does not pass such a column to rewards
     result = evaluate(scripted(*"1234"), questions, [first, second])
     assert {"prompts", "completion_ids", "trainer_state", "log_extra", "log_metric"} <= set(seen)
     assert "completion" not in seen
@@ -174,7 +174,7 @@ BEFORE = {
     "weights of nothing": ({"reward_weights": [1.0]}, "1 reward_weights for 0"),
     "several greedy samples": ({"samples": 8}, r"evaluate\(samples=8, greedy=True\)[\s\S]*greedy=False"),
 }
-"""Case -> what evaluate is given, and what it says before it samples."""
+"""Case -> the arguments of evaluate, and its message before it samples."""
 
 
 @pytest.mark.parametrize("case", BEFORE)

@@ -1,4 +1,4 @@
-"""The intervals: against published values, and the normal one."""
+"""The intervals, against published values and against the normal interval."""
 
 import math
 import random
@@ -24,7 +24,7 @@ def test_the_bootstrap_interval_of_normal_values_is_as_wide_as_the_normal_interv
     values = [rng.gauss(1.0, 2.0) for _ in range(50)]
     interval = bootstrap(values)
     assert interval is not None
-    half = 1.96 * statistics.stdev(values) / math.sqrt(50)  # a 99 % interval: 1.31 of it, 90 %: 0.84
+    half = 1.96 * statistics.stdev(values) / math.sqrt(50)  # times 1.31 for 99 %, times 0.84 for 90 %
     assert (interval.high - interval.low) / 2 == pytest.approx(half, rel=0.08)
     assert (interval.high + interval.low) / 2 == pytest.approx(statistics.fmean(values), abs=0.08 * half)
 

@@ -12,10 +12,10 @@ from benchmarks import pretended
 from benchmarks.gpu import report
 from tests.conftest import ROOT, Done, python
 
-collect_ignore = ["run_as_user.py"]  # a script, which --doctest-modules would import
+collect_ignore = ["run_as_user.py"]  # a script that --doctest-modules would import
 
 SECONDS = 1800
-"""Of a process, on a busy machine; on two quiet cores none takes two minutes."""
+"""Seconds for a process on a busy machine; on two quiet cores none takes two minutes."""
 
 Pretended = Callable[..., Done]
 Rehearsed = Callable[..., report.Outcomes]
@@ -23,7 +23,7 @@ Rehearsed = Callable[..., report.Outcomes]
 
 @pytest.fixture(scope="session")
 def on_card() -> Pretended:
-    """``on_card(card, *words)``: Python with these words, under the card; skipped where there is no Triton."""
+    """``on_card(card, *words)``: run Python with these arguments under the card; skip if there is no Triton."""
     if not pretended.is_possible():
         pytest.skip("make test puts Triton into .triton, on Linux")
 
@@ -37,12 +37,12 @@ def on_card() -> Pretended:
 
 @pytest.fixture(scope="session")
 def rehearsed(on_card: Pretended, tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
-    """``rehearsed(card, *names)``: the outcomes of ``make gpu-check``'s checks under the card."""
+    """``rehearsed(card, *names)``: return the outcomes of these checks of ``make gpu-check`` under the card."""
 
     def run(card: str, *names: str) -> report.Outcomes:
         out: Path = tmp_path_factory.mktemp("rehearsed")
         only = [word for name in names for word in ("--only", name)]
-        # The command is a user's: it pretends for itself.
+        # The command runs as a user's would: it pretends the card by itself.
         words = ["-m", "benchmarks.gpu", "--rehearse", card, "--out", str(out), *only]
         words += ["--budget", str(SECONDS)]
         done = on_card("", *words, check=False)
@@ -53,7 +53,7 @@ def rehearsed(on_card: Pretended, tmp_path_factory: pytest.TempPathFactory) -> R
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test of a file waits for its process."""
+    """Give tests more time: the first test of a file waits for its process."""
     for item in items:
         if item.nodeid.startswith("tests/gpu_path"):
             item.add_marker(pytest.mark.timeout(SECONDS))

@@ -1,4 +1,4 @@
-"""What a user does with the bundled tiny policy, from the first line to the last; for test_user.py.
+"""Do what a user does with the bundled tiny policy, from the first line to the last; for test_user.py.
 
 Prints a line "== NAME" before each part, and at the end the facts as JSON.
 """
@@ -33,7 +33,7 @@ task = rloo_kit.tasks.addition(n_train=64, n_held_out=4, seed=0)
 def trainer_of(policy: rloo_kit.Policy, **settings: object) -> rloo_kit.RLOOTrainer:
     small = {"num_generations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
     small |= {"max_completion_length": 6, "learning_rate": 1e-3, "beta": 0.05, "save_strategy": "no"}
-    small |= {"lr_scheduler_type": "constant"}  # so that two steps may become three
+    small |= {"lr_scheduler_type": "constant"}  # so that a two-step run may be resumed to three
     config = rloo_kit.RLOOConfig(**{"output_dir": sys.argv[1], **small, **settings})
     return rloo_kit.RLOOTrainer(policy, right, config, task.train)
 
@@ -61,7 +61,7 @@ resumed = trainer_of(policy, max_steps=3, save_strategy="steps", save_steps=1)
 resumed.train(resume_from_checkpoint=True)
 facts["resumed to"] = resumed.state.global_step
 
-part("evaluate while training")  # unsloth ends every sampling on a GPU in training mode
+part("evaluate while training")  # unsloth leaves training mode on after any sampling on a GPU
 facts["measured"] = sorted(resumed.evaluate(task.held_out))
 facts["trains on"] = resumed.model.training
 
@@ -90,6 +90,6 @@ from unsloth_zoo.gradient_checkpointing import CPU_BUFFERS  # noqa: E402
 
 from rloo_kit.session.release import bytes_in_use  # noqa: E402
 
-# Offloaded activations' buffers lie in the computer's memory, which a pretended card counts, too.
+# A pretended card also counts the buffers of offloaded activations, which lie in the computer's memory.
 facts["left, MiB"] = (bytes_in_use() - sum(buffer.nbytes for buffer in CPU_BUFFERS)) / 2**20
 print(json.dumps(facts))

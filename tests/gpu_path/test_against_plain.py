@@ -1,7 +1,7 @@
-"""The kit on Unsloth's GPU path beside plain transformers and PEFT in float32: the figures of benchmarks/gpu/plain.py.
+"""The kit on Unsloth's GPU path against plain transformers and PEFT in float32: the figures of benchmarks/gpu/plain.py.
 
-Each limit is three times what plain PEFT itself is off when it rounds to the card's 16 bits.  bfloat16 rounds so
-coarsely that every estimator, placement of the KL term and short cut is compared in float16.
+Each limit is three times plain PEFT's own error when it rounds to the card's 16 bits.  bfloat16 rounds so coarsely that
+estimators, placements of the KL term and short cuts are compared in float16.
 """
 
 import pytest
@@ -9,8 +9,8 @@ import pytest
 from benchmarks.gpu.correct import IN_FLOAT32, SETTINGS
 from benchmarks.gpu.runner import PASSED, Figure
 
-CARDS = {"bfloat16": "rtx 3090", "float16": "t4"}  # the T4's with a loss scaler
-# It takes two minutes; the formulas are also compared without a card, in tests/train/test_update.py.
+CARDS = {"bfloat16": "rtx 3090", "float16": "t4"}  # the T4 uses a loss scaler
+# Takes two minutes; tests/train/test_update.py also compares the formulas without a card.
 DTYPES = ["bfloat16", pytest.param("float16", marks=pytest.mark.long)]
 BASES = ("4 bit", "16 bit")
 GRADIENTS = {
@@ -27,7 +27,7 @@ def dtype(request):
 
 @pytest.fixture(scope="module")
 def figures(dtype, rehearsed):
-    """What one command computes on a card."""
+    """The figures that one command computes on a card."""
     outcomes = rehearsed(CARDS[dtype], "correct/update", "correct/against plain PEFT")
     assert outcomes["correct/update"].status == PASSED, "on the GPU path, over Unsloth's trainer"
     beside_plain = outcomes["correct/against plain PEFT"]
@@ -36,7 +36,7 @@ def figures(dtype, rehearsed):
 
 
 def assert_close(figure: Figure) -> None:
-    """Off by something, and by no more than the yardstick, which must be one."""
+    """The error is above 0 and within its limit, and the limit is small enough to mean something."""
     assert figure.high is not None
     assert 0 < figure.value <= figure.high < 0.5, figure
 

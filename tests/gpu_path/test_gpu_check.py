@@ -1,6 +1,6 @@
 """The checks of ``make gpu-check``, so that the command has run before it meets a card.
 
-Those of an update beside plain PEFT are test_against_plain.py's.
+test_against_plain.py has the checks of an update beside plain PEFT.
 """
 
 import pytest
@@ -24,8 +24,8 @@ def test_a_check_runs_to_its_end_and_holds_its_limits(outcomes, name):
 
 
 def test_what_stands_in_memory_is_planned_to_the_byte(outcomes):
-    """Peaks are not compared: a pretended card counts the computer's tensors, offloaded activations' buffers among
-    them, which at the tiny policy's size are more than the rest."""
+    """Peaks are not compared: a pretended card also counts the buffers of offloaded activations in the computer's
+    memory, which at the tiny policy's size exceed all the rest."""
     figures = outcomes[checks.case(0).name].figures
     for part in ("weights", "embedding, lm_head, norms", "LoRA", "optimizer state"):
         assert figures[f"{part}, measured / planned"].value == 1.0, part

@@ -1,4 +1,4 @@
-"""Products with one token a row: lm_head's in one, and 4-bit weights directly, as the kit has Unsloth decode."""
+"""Products with one token per row, as the kit has Unsloth decode: lm_head in one, and 4-bit weights directly."""
 
 import json
 
@@ -69,7 +69,7 @@ print(json.dumps(found))
 @pytest.mark.training
 @pytest.mark.skipif(not (ROOT / ".triton").is_dir(), reason="make test puts Triton into .triton, on Linux")
 def test_with_and_without_the_switches_the_most_probable_tokens_are_the_same(script):
-    """By bitsandbytes' operator for the CPU: Unsloth's way to it, and not the GPU's kernel."""
+    """Runs bitsandbytes' operator for the CPU: this tests Unsloth's path to it, not the GPU's kernel."""
     found = json.loads(script(GREEDY, PYTHONPATH=f"{ROOT}:{ROOT / '.triton'}").stdout.splitlines()[-1])
     assert found["both"][0] == found["neither"][0]
     assert [found[name][1:] for name in ("neither", "both")] == [[False, False], [True, True]]
@@ -81,5 +81,5 @@ def test_with_and_without_the_switches_the_most_probable_tokens_are_the_same(scr
     assert found["whole"], "in the policy's own type"
     assert found["put back"], "whatever ends it"
     assert found["held"][0] == found["made"][0]
-    # At the prompt and after each of three tokens; once.
+    # Matrices are made at the prompt and after each of three tokens, or once if they are held.
     assert [found[name][1:] for name in ("made", "held")] == [[4, True], [1, True]], "matrices made in 16 bit, of each"

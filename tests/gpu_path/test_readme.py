@@ -1,4 +1,4 @@
-"""The README's cells on a GPU of 12 GB, from import to shutdown; the tiny policy's weights stand in for Qwen3-4B's."""
+"""The README's cells on a 12 GB GPU, from import to shutdown; the tiny policy's weights stand in for Qwen3-4B's."""
 
 import json
 import re
@@ -21,7 +21,7 @@ SMALLER = {
     },
     "quickstart": {"max_steps=env.steps": "max_steps=1, max_completion_length=8, num_generations=2", "n=200": "n=2"},
 }
-"""What a test of one step writes instead."""
+"""Text of a page -> what a test of one step puts in its place."""
 BEFORE = """
 import os
 import rloo_kit

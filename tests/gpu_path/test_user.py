@@ -1,4 +1,4 @@
-"""A notebook's way from the first line to the last, on an RTX 4060 and on a CPU that is asked for bfloat16."""
+"""A notebook from the first line to the last, on an RTX 4060 and on a CPU that is asked for bfloat16."""
 
 import json
 import re
@@ -19,7 +19,7 @@ PLACES: dict[str, dict[str, Any]] = {
 
 
 class Said(NamedTuple):
-    """Facts, and what was printed in each part, out and err."""
+    """The facts, and what each part printed on stdout and stderr."""
 
     place: str
     facts: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The range of seconds of a run: where there is one, what moves it, and how it is shown."""
+"""The range of a run's seconds: where there is one, what moves it, and how it is shown."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ def test_without_a_known_gpu_there_is_no_range() -> None:
 
 
 def test_a_policy_of_one_weight_by_hand() -> None:
-    """One layer of 7 weights in 16 bit, a head of 1 in 4 bytes, no LoRA: one prompt token, three sampled ones."""
+    """One layer of 7 weights in 16 bit, a head of 1 in 4 bytes, no LoRA: one prompt token, three sampled tokens."""
     shape = rloo_kit.Checkpoint("one", "one", 1, 1, 1, 1, 1, 1, True, "never", 1)
     model, one = Model(shape, 14, 2, ()), {**batch_sizes(1, 1, 1), "num_generations": 1}
     settings = Settings(prompt_tokens=1, max_completion_length=3, beta=0.0, four_bit=False, **one)  # type: ignore[arg-type]
@@ -45,12 +45,12 @@ def test_a_policy_of_one_weight_by_hand() -> None:
         used = dataclasses.replace(settings, num_iterations=iterations)
         return duration.Seconds(model, used, bandwidth, peak).step()
 
-    # A pass reads 7 weights and the head, 2 bytes each: the prompt's, forward, again and backward.  Two more tokens
-    # read them too, and 1 + 3 / 2 cached tokens of 4 bytes.
+    # A pass reads 7 weights and the head, 2 bytes each: prefill, forward, recomputation and backward.  Two further
+    # tokens read the same and, on average, 1 + 3 / 2 cached tokens of 4 bytes.
     assert step(1.0, ENDLESS)[0] == pytest.approx(4 * (14 + 2) + 2 * (14 + 2 + 2.5 * 4))
-    # Used twice, it is sampled half as often, and every other update has one pass more.
+    # Used twice, a batch is sampled half as often, and every other update has an extra pass.
     assert step(1.0, ENDLESS, 2)[0] == pytest.approx((3 + 1 / 2 + 1 / 2) * (14 + 2) + (14 + 2 + 2.5 * 4))
-    # Two operations a weight and token, four a token that one looks at.
+    # Two operations per weight and token, and four per token attended to.
     prompt, token = 1 * (14 + 4) + 2, 14 + 2 + 4 * 2.5
     update = 3 * (4 * (14 + 4 * 4) + 3 * 2)
     assert step(ENDLESS, 1.0)[0] == pytest.approx(prompt + 2 * token + update)
@@ -64,7 +64,7 @@ def planned(evaluate: dict[str, object] | None = None, eval_rows: int = 0, **con
 
 
 def test_of_weights_in_16_bit_a_token_reads_two_bytes_each() -> None:
-    """Of ones in 4 bit it reads those, and writes and reads what is made of them."""
+    """With 4-bit weights a token reads them, then writes and reads the 16-bit weights made from them."""
     planned = rloo_kit.plan("qwen3-4b", SimpleNamespace(max_completion_length=11, **batch_sizes(20, 20, 20)), "24GB")
     model, weights = planned.model, planned.model.checkpoint.linear_parameters
     asked = model, planned.settings, 1.0, ENDLESS

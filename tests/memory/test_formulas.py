@@ -1,4 +1,4 @@
-"""Terms of the footprint by real tensors, and the meter of a run; test_trace.py has unsloth's code for a GPU."""
+"""Terms of the footprint against real tensors, and a run's meter; test_trace.py checks unsloth's GPU code."""
 
 import dataclasses
 from types import SimpleNamespace

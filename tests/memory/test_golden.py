@@ -1,6 +1,6 @@
-"""What a user of the room reads, word by word: golden.txt.
+"""The memory reports that a user reads, word by word: golden.txt.
 
-PYTHONPATH=. python tests/memory/test_golden.py writes it anew; look at the difference before it is committed.
+PYTHONPATH=. python tests/memory/test_golden.py writes the file again; check the difference before committing it.
 """
 
 import rloo_kit  # isort: skip - unsloth first

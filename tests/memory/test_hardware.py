@@ -1,4 +1,4 @@
-"""GPUs by name, what this machine has, and what vLLM takes of it."""
+"""GPUs by name, this machine's memory, and the share that vLLM takes."""
 
 from types import SimpleNamespace
 from typing import Any

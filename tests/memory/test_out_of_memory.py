@@ -33,7 +33,7 @@ def test_only_a_run_that_will_not_fit_is_warned_of(too_large: Plan, recwarn: pyt
 OF_CUDA_AND_TORCH = [
     "CUDA error: out of memory",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",  # where it was full before
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",  # if memory was full before
     "NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp",  # in a container
     "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried",
     "could not create a primitive",
@@ -62,7 +62,7 @@ def test_where_the_plan_fits_a_failed_allocation_is_laid_to_something_else() -> 
 
 
 def test_what_the_failed_step_held_is_free_while_its_error_is_kept(too_large: Plan) -> None:
-    """A notebook keeps the last error, and with it every frame that it went through."""
+    """A notebook keeps its last error, and with it every frame that the error passed."""
     held: list[weakref.ref[torch.Tensor]] = []
 
     def starve() -> None:

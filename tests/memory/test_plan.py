@@ -1,4 +1,4 @@
-"""The plan: totals, peak and verdict; what it advises; what planning imports; and what fits a card."""
+"""The plan: totals, peak and whether it fits; what it advises; what planning imports; and what fits a card."""
 
 import dataclasses
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_the_verdict_is_set_by_the_peak_and_its_estimated_part(room: int | None,
 
 @pytest.mark.parametrize("rows", [1, 3, 5, 12])
 def test_as_many_are_sampled_at_once_as_fit_and_no_more(rows: int) -> None:
-    """On a device that holds just so many, and micro-batches of one."""
+    """On a device that holds exactly so many rows, with micro-batches of one."""
     model, auto = rloo_kit.plan("qwen3-4b", card="24GB").model, Settings(**batch_sizes(1, 12, 12))
 
     def planned(generation_rows: int | None, device: Device) -> Plan:
@@ -66,7 +66,7 @@ def test_weights_are_sampled_with_in_16_bit_where_there_is_room_and_no_kernel_fo
 
 
 WHOLE = {**vars(LARGE), "per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
-"""Nothing is accumulated, so that TRL's default of steps_per_generation follows what is advised."""
+"""No accumulation, so that TRL's default of steps_per_generation changes with the advice."""
 
 
 @pytest.mark.parametrize("config", [vars(LARGE), WHOLE], ids=["accumulated", "whole"])

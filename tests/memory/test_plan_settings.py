@@ -1,4 +1,4 @@
-"""What decides about memory: of a configuration, with its forward passes, and of a model, a folder and a name."""
+"""The settings that decide about memory, with their forward passes, read from a configuration, a model or a folder."""
 
 import dataclasses
 import json
@@ -49,7 +49,7 @@ ACCUMULATED = "gradient_accumulation_steps"
 
 
 def passes(**changed: Any) -> Passes:
-    """One pass and the reference's: each update takes two whole generation batches, each used once."""
+    """Return the passes of a configuration whose updates each take two whole generation batches, used once."""
     batch = {MICRO: 8, ACCUMULATED: 4, STEPS: 2}
     return Settings(**{"num_generations": 4, "beta": 0.05, **batch, **changed}).passes
 
@@ -60,9 +60,9 @@ def passes(**changed: Any) -> Passes:
         ({}, True, ""),  # the KL term of whole groups comes with the loss's own pass
         ({STEPS: 1}, True, ""),  # an update is four generation batches
         ({MICRO: 4}, True, ""),  # a micro-batch is exactly one group
-        ({MICRO: 2, "beta": 0.0}, True, ""),  # torn groups matter only where advantages wait for a KL term
-        ({MICRO: 2, "kl_placement": "loss"}, True, ""),  # which they do not where it is in the loss
-        ({"groupwise": False, "normalize_advantages": True, "beta": 0.0}, True, ""),  # nor without one
+        ({MICRO: 2, "beta": 0.0}, True, ""),  # split groups matter only if advantages wait for a KL term
+        ({MICRO: 2, "kl_placement": "loss"}, True, ""),  # advantages do not wait for a KL term in the loss
+        ({"groupwise": False, "normalize_advantages": True, "beta": 0.0}, True, ""),  # nor where there is no KL term
         ({"single_pass": False}, False, ""),  # not asked for
         ({"num_iterations": 2}, False, ""),  # the policy moves before the second use
         ({ACCUMULATED: 2, STEPS: 4}, False, ""),  # the policy moves within a generation batch

@@ -1,4 +1,4 @@
-"""The plan of a GPU's tensors beside live tensors of Unsloth's own GPU code, traced without a GPU."""
+"""The planned tensors of a GPU against live tensors of Unsloth's own GPU code, traced without a GPU."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ import plan_on_meta
 
 TRACED = json.loads((ROOT / "benchmarks" / "results" / "plan_on_meta.json").read_text())
 ABOVE = 1.02
-"""The plan is never under what is traced, and at most this much above."""
+"""The plan is never below the trace, and at most this factor above it."""
 
 
 @pytest.mark.parametrize("entry", TRACED, ids=lambda entry: entry["case"]["model"])
@@ -31,7 +31,7 @@ def test_the_document_of_the_stored_traces_is_up_to_date() -> None:
 
 @pytest.fixture(scope="module")
 def traced_now() -> list[dict[str, Any]]:
-    """Two configurations of three layers, traced in a process of its own."""
+    """Two configurations of three layers, traced in a new process."""
     if not (ROOT / ".triton" / "triton").is_dir():
         pytest.skip("make test puts Triton into .triton, on Linux")
     done = python(str(ROOT / "benchmarks" / "plan_on_meta.py"), "--short", PYTHONPATH=str(ROOT))
@@ -39,7 +39,7 @@ def traced_now() -> list[dict[str, Any]]:
 
 
 def test_unsloths_code_makes_the_tensors_that_are_planned(traced_now: list[dict[str, Any]]) -> None:
-    """Fails where an upgrade of Unsloth changes what a step holds, and where a formula changes."""
+    """Fails if an upgrade of Unsloth changes what a step holds, or if a formula changes."""
     for entry in traced_now:
         for name, ratio in zip(plan_on_meta.COUNTED, plan_on_meta.ratios(entry), strict=True):
             assert 1 <= ratio <= ABOVE, (entry, name)
