@@ -101,7 +101,7 @@ LINES = {
     Trainer._load_from_checkpoint: ("if adapter_subdirs:", "for subdir_name in adapter_subdirs:"),
     # rloo_kit.train.trainer undoes this: the trained weights of a quantised model turn to bfloat16.
     Stock.__init__: ("if _is_quantized_model:", "param.data = param.data.to(torch.bfloat16)"),
-    # rloo_kit.train.trainer undoes it in row_weight.
+    # rloo_kit.train.microbatches undoes this in row_weight.
     Trainer.training_step: ("loss = loss / self.current_gradient_accumulation_steps",),
     # rloo_kit.train.checkpointing writes all these files aside, and seals the checkpoint after the last one.
     Trainer._save_checkpoint: ("self.save_model", "_save_optimizer_and", "_save_rng", "TRAINER_STATE_NAME"),

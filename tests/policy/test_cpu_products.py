@@ -1,4 +1,4 @@
-"""Products of frozen float32 matrices by oneDNN: against float64, and only where nothing else is asked for."""
+"""Products of frozen float32 matrices by oneDNN: equal to float64, and used only where nothing rules them out."""
 
 import rloo_kit  # isort: skip - unsloth first
 
@@ -15,7 +15,7 @@ from rloo_kit.policy.generate import head_in_one_product
 
 @pytest.fixture(autouse=True)
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """oneDNN's calls; it is taken on every processor that has it, fast or not."""
+    """oneDNN's calls; here it is used on every processor that has it, fast or not."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     seen: list[Any] = []

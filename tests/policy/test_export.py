@@ -1,4 +1,4 @@
-"""What leaves the kit: one merged checkpoint, a GGUF, a model card; and what is said where something is missing."""
+"""Exports: one merged checkpoint, a GGUF, a model card; and the messages if something is missing."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def test_a_four_bit_policy_is_merged_into_its_unquantised_base_in_the_type_that_
 def test_what_a_merge_keeps_of_the_update_is_said_written_and_warned_of(
     dtype, size, least, most, policy, tmp_path, capsys
 ):
-    """Against the file: the change of each weight, projected on the update."""
+    """Compared with the file: the change of each weight, projected on the update."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         folder = moved(policy, size / 0.3).save_merged(tmp_path / "merged", dtype=dtype)

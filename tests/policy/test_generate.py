@@ -1,4 +1,4 @@
-"""Sampling: the distribution is that of transformers, with less work, in slices, and where memory runs out."""
+"""Sampling has the distribution of transformers: with less work, in slices, and after memory ran out."""
 
 import math
 from collections import Counter
@@ -15,7 +15,7 @@ from rloo_kit.policy.generate import BLOCK, SlicedGenerate, decode, draw
 
 
 def assert_follows(counts: torch.Tensor, probabilities: torch.Tensor) -> None:
-    """Counts of independent draws fit the probabilities, and nothing impossible was drawn."""
+    """Check that counts of independent draws fit the probabilities, and that nothing impossible was drawn."""
     assert counts[probabilities == 0].sum() == 0
     expected = probabilities.double() * counts.sum()
     common = expected >= 5
@@ -29,7 +29,7 @@ def assert_follows(counts: torch.Tensor, probabilities: torch.Tensor) -> None:
 def test_each_uniform_number_gives_its_own_quantile_the_smallest_and_largest_too(
     vocabulary: int, monkeypatch: Any
 ) -> None:
-    """Half of the mass in the last entries, and none in the first."""
+    """Half of the mass is in the last block, and none in the first entries."""
     monkeypatch.setattr(generate, "DRAWN_AT_ONCE", 2 * BLOCK)
     numbers = torch.cat([torch.arange(64).add(0.5) / 64, torch.tensor([0.0, 1.0])]).double()
     monkeypatch.setattr(torch, "rand", lambda *shape, **how: numbers.view(-1, 1))
@@ -50,8 +50,8 @@ def test_scores_that_are_no_distribution_are_an_error(bad: list[float]) -> None:
         draw(torch.tensor([[0.0, 0.0], bad]))
 
 
-# A policy so small that every completion can be counted.
-WORDS, EOS, NOTHING = 7, 3, 6  # the last is the pad, which the policy may say as well
+# A policy so small that every completion can be enumerated.
+WORDS, EOS, NOTHING = 7, 3, 6  # NOTHING is the pad, which the policy may also sample
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def small() -> Any:
 
 
 def complete(model: Any, prompts: list[list[int]], **how: Any) -> torch.Tensor:
-    """Sequences (rows, prompt + completion), through generate."""
+    """Return sequences (rows, prompt + completion) by generate."""
     how = {"eos_token_id": EOS, "pad_token_id": NOTHING, "do_sample": True, "top_k": 0, **how}
     missing = [max(map(len, prompts)) - len(prompt) for prompt in prompts]
     ids = torch.tensor([[NOTHING] * n + prompt for n, prompt in zip(missing, prompts, strict=True)])
@@ -85,7 +85,7 @@ PROMPTS = [[1, 2, 5, 0, 4], [2], [4, 4, 1]]
 
 
 def chance_of_each(model: Any, prompt: list[int], length: int) -> dict[tuple[int, ...], float]:
-    """The probability of each completion of up to ``length`` tokens, by the model alone and without a cache."""
+    """Return the probability of each completion of up to ``length`` tokens, by the model without a cache."""
     chances: dict[tuple[int, ...], float] = {}
     open_ones: dict[tuple[int, ...], float] = {(): 1.0}
     for step in range(length):
@@ -101,7 +101,7 @@ def chance_of_each(model: Any, prompt: list[int], length: int) -> dict[tuple[int
 
 
 def test_whole_completions_come_as_often_as_the_policy_says(small: Any) -> None:
-    """Prompts of mixed length side by side, completions of mixed length: each of the 259 has its own chance."""
+    """Prompts and completions have mixed lengths: each of the 259 completions has its own probability."""
     torch.manual_seed(0)
     length, rows, times = 3, 500, 16
     seen: list[Counter[tuple[int, ...]]] = [Counter() for _ in PROMPTS]
@@ -184,8 +184,8 @@ def test_the_trainer_uses_this_decoding_but_with_further_settings(
 
 
 class Short:
-    """Gives each row its own last token three times; runs out of memory with more rows than it has room for.  Where it
-    fails it stays in inference mode, as unsloth's on a GPU."""
+    """Gives each row its own last token three times; runs out of memory with more than ``room`` rows.  A failure leaves
+    it in inference mode, like unsloth's model on a GPU."""
 
     def __init__(self, room: int, error: Exception) -> None:
         self.room, self.error, self.training = room, error, True

@@ -1,4 +1,4 @@
-"""load_policy: what a loaded policy is, what may be asked for, and what the error says where it does not fit."""
+"""load_policy: what a loaded policy is, which arguments it takes, and its error if the policy does not fit."""
 
 import copy
 import weakref
@@ -53,7 +53,7 @@ def test_a_pad_is_never_the_eos_token_and_a_tokenizer_without_either_is_refused(
 
 
 def by_hand(dropout: float) -> tuple[Any, Any]:
-    """As Unsloth's notebooks write it."""
+    """Load and wrap a model as Unsloth's notebooks do."""
     from unsloth import FastLanguageModel
 
     how: Any = {"max_seq_length": 1024, "load_in_4bit": True, "dtype": torch.float32}
@@ -76,10 +76,10 @@ def test_a_model_made_by_hand_is_a_policy_and_the_trainer_takes_either(make_trai
 
 
 def test_a_tuned_adapter_is_the_start_and_the_reference(policy, make_trainer, tmp_path):
-    """One argument, its folder: the KL term then holds the policy near the adapter, and not near the base."""
+    """Its folder is the only argument: the KL term then holds the policy near the adapter, not near the base."""
     folder = moved(policy, 0.02).save(tmp_path / "tuned")
     config = LoraConfig.from_pretrained(folder)
-    config.lora_dropout = 0.05  # as supervised recipes have it
+    config.lora_dropout = 0.05  # as in supervised recipes
     config.save_pretrained(folder)
     with pytest.warns(UserWarning, match=r"dropout of 0\.05 is switched off"):
         start = rloo_kit.load_policy(folder)
@@ -95,7 +95,7 @@ def test_a_tuned_adapter_is_the_start_and_the_reference(policy, make_trainer, tm
 
 
 def test_a_saved_adapter_reads_back_with_its_bases_length(policy, task, tmp_path):
-    """Beyond that length unsloth rescales the position embedding on a GPU: another policy."""
+    """Beyond that length unsloth rescales the position embedding on a GPU, which makes another policy."""
     prompts = task.held_out["prompt"][:8]
     base = policy.generate(prompts, **SHORT)
     saved = moved(policy).generate(prompts, **SHORT)
@@ -199,7 +199,7 @@ def test_running_out_of_memory_names_smaller_checkpoints(raised, monkeypatch):
 
 
 def test_a_model_partly_in_the_computers_memory_is_an_error_that_does_not_keep_it(monkeypatch):
-    """transformers puts them there silently in 16 bit.  A notebook keeps its last error, and loads a smaller one."""
+    """In 16 bit transformers offloads layers silently.  A notebook keeps its last error, and loads a smaller model."""
     import unsloth
 
     loaded: list[weakref.ref[Any]] = []
@@ -219,7 +219,7 @@ def test_a_model_partly_in_the_computers_memory_is_an_error_that_does_not_keep_i
 
 
 def test_a_policy_is_loaded_whole_where_a_configuration_of_zero_3_was_made_before(monkeypatch):
-    """transformers refuses unsloth's device_map from then on, until the configuration is gone."""
+    """transformers refuses unsloth's device_map as long as such a configuration exists."""
     from transformers.integrations import deepspeed
 
     made = Mock(is_zero3=lambda: True)

@@ -1,4 +1,4 @@
-"""Policy: completions, and what generate and save promise."""
+"""Policy: completions, and what generate and save guarantee."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Names, folders and hub ids: what they resolve to, and what the error says where they do not exist."""
+"""Names, folders and hub ids: what they resolve to, and the error if they do not exist."""
 
 import json
 import threading
@@ -30,7 +30,7 @@ def resolve(name: str | Path, **place: Any) -> names.Source:
 
 @pytest.fixture
 def online(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``online(answer)``: a hub that answers what the function does, or raises the error; gives the mock."""
+    """``online(answer)``: a hub that calls the function or raises the error; returns the mock."""
 
     def answer(model_info: Any) -> Mock:
         mock = Mock(side_effect=model_info)
@@ -41,7 +41,7 @@ def online(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def holding(file: str) -> Any:
-    """A hub whose repositories have that file."""
+    """Return a hub whose repositories have that file."""
     return lambda *args, **kwargs: SimpleNamespace(siblings=[SimpleNamespace(rfilename=file)])
 
 
@@ -103,7 +103,7 @@ def test_a_hub_that_does_not_answer_cannot_be_reached_and_another_error_is_raise
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_what_the_hub_refuses_is_said_in_its_words_in_three_lines(wrapped):
-    """Also from within transformers' own OSError."""
+    """Also if transformers wraps it in its own OSError."""
     response = httpx.Response(403, request=httpx.Request("GET", "http://x"))
     fault = errors.GatedRepoError("Access is\nrestricted", response=response)
     error = OSError("a long text of transformers'")
@@ -132,7 +132,7 @@ def test_an_adapter_on_the_hub_is_fetched_without_its_run(adapter, online, monke
 
 @pytest.fixture
 def adapter(policy: Any, tmp_path: Path) -> Any:
-    """``adapter(base)``: the tiny policy's adapter, saved over that base."""
+    """``adapter(base)``: the tiny policy's adapter, saved as an adapter of that base."""
 
     def save(base: str) -> Path:
         folder: Path = policy.save(tmp_path / "adapter")

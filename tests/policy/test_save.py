@@ -1,4 +1,4 @@
-"""What a user has already is kept: files beside a save, the adapter before it, and secrets."""
+"""Saving keeps what a user already has: files beside the save, an earlier adapter, and secrets."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_a_policy_of_which_all_weights_are_trained_is_saved_whole(tmp_path):
 
 @pytest.fixture
 def on_merged(policy: Policy, tmp_path: Path) -> tuple[Policy, Path]:
-    """A policy over a base that the kit wrote, and so would replace, and that base."""
+    """A policy on a base that the kit wrote, and so would replace; and that base."""
     base = policy.save_merged(tmp_path / "disk" / "base")
     return rloo_kit.load_policy(base, load_in_4bit=False), base
 
@@ -153,7 +153,7 @@ def test_a_save_interrupted_while_it_moves_leaves_the_adapter_before_it(move, er
 
 
 def test_an_adapter_over_a_folder_names_it_whole(on_merged, tmp_path, monkeypatch):
-    """Its base given by a relative path would be looked for from wherever the adapter is loaded."""
+    """A relative path to the base would be looked up from wherever the adapter is loaded."""
     _, base = on_merged
     monkeypatch.chdir(base.parent)
     folder = rloo_kit.load_policy("base", load_in_4bit=False).save(tmp_path / "adapter")

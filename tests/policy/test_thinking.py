@@ -1,4 +1,4 @@
-"""load_policy(thinking=...): said once, and the same wherever a prompt is rendered."""
+"""load_policy(thinking=...): set once, and applied wherever a prompt is rendered."""
 
 from typing import Any
 
@@ -121,18 +121,18 @@ def test_the_close_behind_a_full_thought_is_forced(prompt, completion, forced):
     assert found == [index in forced for index in range(len(completion))]
 
 
-# A policy of four tokens whose every completion can be counted: its logits are of the last two tokens.
+# A policy of four tokens whose completions can all be enumerated: its logits depend on the last two tokens.
 SMALL_MARKERS = rewards.ThinkTokens(0, 1, eos_ids=(2,))
 LONGEST = 5
 
 
 def drawn(table: torch.Tensor, ids: list[int]) -> torch.Tensor:
-    """Log-probabilities of the next token."""
+    """Return the log-probabilities of the next token."""
     return table[ids[-2], ids[-1]].log_softmax(0)
 
 
 def budgeted_process(table: torch.Tensor, budget: Budget, start: list[int]) -> Any:
-    """Each completion with its probability, as the sampler makes them: through the logits processor."""
+    """Yield each completion with its probability, through the logits processor as in sampling."""
     open_ones: list[tuple[list[int], torch.Tensor]] = [([], torch.tensor(1.0).double())]
     for step in range(LONGEST):
         following = []
@@ -150,7 +150,7 @@ def budgeted_process(table: torch.Tensor, budget: Budget, start: list[int]) -> A
 
 @pytest.mark.parametrize("level", LEVELS[:2])
 def test_the_masked_loss_has_the_true_gradient_of_the_budgeted_process(level):
-    """Over every completion, with a reward of its own for each."""
+    """The exact gradient is over all completions, each with its own reward."""
     torch.manual_seed(0)
     table = torch.randn(4, 4, 4, dtype=torch.float64)
     table[..., 1:3] -= 2.0  # thoughts are long
@@ -178,7 +178,7 @@ def test_the_masked_loss_has_the_true_gradient_of_the_budgeted_process(level):
 
 
 def thoughts(rows: list[list[int]]) -> list[int]:
-    """Tokens between <think> and </think>, of those that have a thought."""
+    """Return the tokens between <think> and </think> in each row that has a thought."""
     opened = [row for row in rows if OPEN in row]
     return [(row.index(CLOSE) if CLOSE in row else len(row)) - row.index(OPEN) - 1 for row in opened]
 

@@ -1,9 +1,9 @@
 """answer_reward: what a text asserts, and whether that is the gold answer.
 
-Tables: rules.jsonl, a rule a line; answers/*.jsonl, attacks and right answers by writers who did not know the rules and
-by a generator (benchmarks/results/answer_sets.md has what was paid and refused before they were known).  With a form
-named only the form is read, and a case that words around it make an attack ("not \\boxed{42}") is paid: "by_form".  A
-case that the gold answer cannot decide is "set_aside".
+Tables: rules.jsonl, one rule per line; answers/*.jsonl, attacks and right answers by writers who did not know the rules
+and by a generator (benchmarks/results/answer_sets.md has what was paid and refused before they were known).  If a form
+is named, only the form is read, so an attack by the words around it ("not \\boxed{42}") is paid: "by_form".  A case
+that the gold answer cannot decide is "set_aside".
 """
 
 import json
@@ -34,12 +34,12 @@ def test_the_form_is_read_and_then_the_value(rule):
 
 
 def misjudged(cases, *, guessing):
-    """(how many, of how many) attacks and right answers; with the form that was asked for, or guessing it.
+    """Return (misjudged, all) for attacks and for right answers, with the form that was asked for or guessing it.
 
-    A guess cannot know that all of a text was to be the answer, nor that another form was asked for.
+    A guess cannot know that the whole text should be the answer, nor that another form was asked for.
     """
     counts = {True: [0, 0], False: [0, 0]}
-    groups = defaultdict(list)  # a batch for each reward, as in training
+    groups = defaultdict(list)  # one batch per reward, as in training
     for case in cases:
         left_out = case["form"] == "whole" or "only_form" in case if guessing else case["form"] == "prose"
         if "set_aside" not in case and not left_out:
@@ -56,7 +56,7 @@ def misjudged(cases, *, guessing):
 @pytest.mark.parametrize("algebra", [False, pytest.param(True, marks=pytest.mark.long)], ids=["", "algebra"])
 @pytest.mark.parametrize("path", sorted((HERE / "answers").glob("*.jsonl")), ids=lambda path: path.stem)
 def test_a_form_is_read_by_its_rule_and_a_guess_refuses_in_doubt(path, algebra):
-    """Algebra takes 15 s of a set: make test asks it of the latest alone."""
+    """Algebra takes 15 s per set, so it is marked long."""
     latest = path.stem in ("f", "natural")
     cases = [c for c in cases_of(path) if algebra or latest or c["kind"] != "math"]
     (paid, _), (refused, _) = misjudged(cases, guessing=False)
@@ -127,7 +127,7 @@ def test_no_gold_answer_means_none():
 
 
 def test_of_several_gold_answers_any_is_right():
-    """As datasets of questions have it, with a name and its aliases."""
+    """As in question datasets that list a name and its aliases."""
     golds = [["Paris", "Paris, France"], ["Rome"], [], ["7", "seven"], [1, 2]]
     said = ["The answer is Paris.", "The answer is Paris.", "Paris", "7", "2"]
     assert rewards.answer_reward("exact")(completions=said, answer=golds) == [1.0, 0.0, None, 1.0, 1.0]

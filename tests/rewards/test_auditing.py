@@ -1,4 +1,4 @@
-"""The audit: what it finds, its report, and what it says of well-known rewards."""
+"""The audit: what it finds, its report, and its findings on well-known rewards."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Algebra in processes of its own: hard expressions end, a dead server is replaced, nothing is asked twice."""
+"""Algebra in its own processes: hard expressions are stopped, a dead server is replaced, nothing is asked twice."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,8 +19,8 @@ def test_an_expression_that_is_sure_to_be_killed_gets_no_process(monkeypatch):
 
 
 def test_a_hard_expression_is_not_equal_and_an_easy_one_beside_it_is_judged():
-    """One such expression computes for minutes, and gets a second of a core."""
-    math.equals([("x+1", "1+x")])  # the server has started
+    """Such an expression would compute for minutes, and gets one second of a core."""
+    math.equals([("x+1", "1+x")])  # starts the server
     server, hard = psutil.Process(math._server().pid), r"\int_0^{%d} \sin(x^{x^x}) e^{x^2} \cos(x)\,dx"
     before = server.cpu_times().children_user
     pairs = [("x^2+1", hard % n) for n in range(1, 6)] + [("x^2+1", "1+x^2")]
@@ -42,7 +42,7 @@ def test_a_server_that_dies_is_replaced_and_what_was_found_is_remembered(monkeyp
 
 @pytest.fixture
 def restarted():
-    """The server starts anew in the test, and after it."""
+    """Restart the server for the test, and after it."""
     math._stop()
     yield
     math._stop()

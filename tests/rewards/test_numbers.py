@@ -1,4 +1,4 @@
-"""What number a text means."""
+"""Which number a text states."""
 
 from fractions import Fraction
 
@@ -6,7 +6,7 @@ import pytest
 
 from rewards.numbers import to_number
 
-# A value, and texts that state it; "-" for those that state none, several or an expression.
+# A value, and texts that state it; "-" for texts that state none, several or an expression.
 VALUES = r"""
 1000 @ 1,000 @ 1000.0
 1000000 @ 1 000 000 @ 10^6

@@ -1,4 +1,4 @@
-"""The package as a whole: light, alone, picklable, and at home in TRL's trainers."""
+"""The package as a whole: light, independent, picklable, and usable in TRL's trainers."""
 
 import pickle
 import shutil

@@ -42,7 +42,7 @@ def test_a_reward_model_scores_as_transformers_does_whatever_the_batch(folder):
     assert together == pytest.approx(reward_model(folder, batch_size=1, device="cpu")(**CHAT), abs=1e-5)
     assert len(set(together)) == 5
     assert together[0] == pytest.approx(expected, abs=1e-5)
-    tokenizer.pad_token = None  # then the model's is taken
+    tokenizer.pad_token = None  # then the model's pad token is used
     loaded = reward_model(model, tokenizer)(**CHAT)
     assert loaded == pytest.approx(together, abs=1e-5), "a loaded model and its tokenizer"
     plain = reward_model(folder, device="cpu")(prompts=[" a "], completions=["good"])

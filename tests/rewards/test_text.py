@@ -37,13 +37,13 @@ COMPLETIONS = [
     ("a", "a"),
     (messages(("assistant", "a")), "a"),
     (messages(("assistant", "x"), ("tool", "y"), ("assistant", "a")), "a"),
-    (messages(("assistant", None)), ""),  # as beside a tool call
+    (messages(("assistant", None)), ""),  # as in a message with a tool call
     ([], ""),
 ]
 SYSTEM, ASKED = ("system", "Be brief."), ("user", "What is 1+1?")
 TURNS = [SYSTEM, ASKED, ("assistant", "2"), ("user", "Why is it so?")]
-IMAGE = {"type": "image", "text": None}  # as Arrow gives it
-# a prompt, all its text, what it asks
+IMAGE = {"type": "image", "text": None}  # as Arrow stores it
+# a prompt, all its text, its question
 PROMPTS = [
     ("a", "a", "a"),
     (messages(SYSTEM, ASKED), "What is 1+1?", "What is 1+1?"),

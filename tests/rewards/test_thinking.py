@@ -93,7 +93,7 @@ def test_a_tokenizer_of_the_tokenizers_library_works():
     assert ThinkTokens(151667, 151668) == QWEN3, "they name the same two ids"
 
 
-# Where the text leaves open which </think> was the token, each place is a candidate.
+# Where several </think> in the text could be the token, each place is a candidate.
 TEXTS = {
     "one marker": ("<think>a</think>b", [O, 1, C, 2], [("a", "b")]),
     "two tokens, two in the text: the first": ("a</think>b</think>c", [1, C, 2, C, 3], [("a", "b</think>c")]),
@@ -124,7 +124,7 @@ def test_the_copied_rule_is_reproduced():
 
 
 GOOD_IDS = [O, *range(30), C, 42, E]
-# What breaks the form: text, ids.
+# Text and ids that break the form.
 BROKEN = {
     "no boundary": ("<think>a b", [O, *range(30), E]),
     "two boundaries": ("<think>a</think>b</think>42", [O, *range(30), C, 1, C, 42, E]),

@@ -1,4 +1,4 @@
-"""guarded: what TRL may be given, and what is refused before it does harm."""
+"""guarded: the values that may reach TRL, and those refused before they do harm."""
 
 import asyncio
 import functools
@@ -88,7 +88,7 @@ def chats(*texts):
     return [[{"role": "assistant", "content": text}] for text in texts]
 
 
-# what the reward reads of a completion, the completions, and what the error says of them
+# what the reward reads of a completion, the completions, and the error's words about them
 TOOK_FOR = [
     (lambda c, given: re.search("4", c), chats("4"), "lists of messages"),
     (lambda c, given: c[0]["content"], ["4"], "completions are strings here"),
@@ -143,7 +143,7 @@ def test_an_async_reward_stays_async_and_is_guarded():
     assert caught.value.sample == 1
 
 
-# One loop for the whole process, which neither an error nor an interruption ends.
+# The process has one event loop, which neither an error nor an interruption ends.
 ONE_AT_A_TIME = asyncio.Semaphore(1)
 
 
@@ -193,7 +193,7 @@ def test_a_guard_keeps_the_name_pickles_is_not_guarded_again_and_has_a_limit():
     assert (guard.__name__, guard(completions=["a"])) == ("returns", [1.0])
     assert guarded(functools.partial(Returns([1.0]))).__name__ == "returns"
     nan = guarded(Returns([float("nan")]))
-    with pytest.raises(RewardValueError, match="'returns'"):  # the inner one names its own function
+    with pytest.raises(RewardValueError, match="'returns'"):  # the inner guard names its own function
         guarded(lambda completions, **kwargs: nan(completions=completions))(completions=["a"])
 
 
@@ -205,7 +205,7 @@ def wants_solution(completions, solution, **kwargs):
     return [0.0 for _ in completions]
 
 
-# the reward, as it is or composed; the dataset's columns, None for unknown; what the error says, None: it is accepted
+# the reward, plain or composed; the dataset's columns (None: unknown); the error's message (None: it is accepted)
 SIGNATURES = [
     (lambda prompts, completions: [], None, r"unexpected keyword argument 'completion_ids', which TRL passes"),
     ("accuracy_reward", None, "must be callable"),

@@ -15,7 +15,7 @@ SMALL = {"max_steps": 2, "per_device_train_batch_size": 2, "save_strategy": "no"
 
 
 def start(folder: Path, processes: int, *options: str, **settings: Any) -> subprocess.Popen[str]:
-    """The worker in processes of this machine, by torchrun with its further options; not waited for."""
+    """Start the worker in ``processes`` processes by torchrun with these options; do not wait for it."""
     target = [str(Path(__file__).with_name("worker.py")), str(folder), json.dumps(SMALL | settings)]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes), *options]
     env = {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
@@ -25,7 +25,7 @@ def start(folder: Path, processes: int, *options: str, **settings: Any) -> subpr
 
 
 def finish(run: subprocess.Popen[str], fails: bool = False) -> tuple[str, str]:
-    """What it printed, out and err."""
+    """Wait for a run and return its stdout and stderr."""
     try:
         out, err = run.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:
@@ -36,12 +36,12 @@ def finish(run: subprocess.Popen[str], fails: bool = False) -> tuple[str, str]:
 
 
 def seen(folder: Path, processes: int) -> list[dict[str, Any]]:
-    """What each process wrote."""
+    """Return what each process wrote."""
     return [json.loads((folder / f"seen_{rank}.json").read_text()) for rank in range(processes)]
 
 
 def problems(told: list[dict[str, Any]]) -> dict[int, list[str]]:
-    """step -> the problems of all processes, sorted."""
+    """Return step -> the problems of all processes, sorted."""
     found: dict[int, list[str]] = {}
     for one in told:
         for step, text, _ in one["seen"]:

@@ -1,10 +1,10 @@
-"""One process, and several by DDP, DeepSpeed's ZeRO-2 and ZeRO-3: the same first steps, on CPUs by gloo.
+"""Make the same first steps in one process, and in several by DDP, DeepSpeed's ZeRO-2 and ZeRO-3, on CPUs by gloo.
 
     python -m tests.scale.engines FOLDER PROCESSES [SETTING ...]
 
-For test_long.py, and for tests/train/test_processes.py with settings of its own.  Completions are the same on any
-process, by prompt and place in the group, and so is the global batch: what differs is the engine.  Each run takes two
-updates, so the second one's figures show the first; where the engine leaves gradients whole, the last is kept.
+Used by test_long.py, and by tests/train/test_processes.py with other settings.  A completion depends only on its prompt
+and place in the group, and the global batch is the same: only the engine differs.  Each run makes two updates, since
+the figures of the second show the effect of the first; if the engine leaves gradients whole, the last one is stored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import rloo_kit
 
 ROOT = Path(__file__).parents[2]
-K, ROWS = 4, 8  # completions per prompt, and rows of a micro-batch of all processes together
+K, ROWS = 4, 8  # completions per prompt, and rows of a micro-batch over all processes
 ENGINES = ("one process", "ddp", "zero2", "zero3")
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {"advantage_estimator": name, "beta": 0.05} for name in ("rloo", "dr_grpo", "reinforce")},
@@ -35,7 +35,7 @@ Figures = dict[str, float]
 
 
 def completion(ids: list[int], place: int) -> list[int]:
-    """What is sampled for a prompt at a place in its group, on any process."""
+    """Return the completion of a prompt at a place in its group, the same on any process."""
     rng = random.Random(f"{list(ids)} {place}")
     return [rng.randrange(15, 25) for _ in range(rng.randrange(1, 8))] + [151645]
 
@@ -49,7 +49,7 @@ def reward(completion_ids: list[list[int]], problem: list[str], **_: object) -> 
 
 
 def trained(policy: Any, folder: Path, processes: int, engine: str, settings: dict[str, Any]) -> list[Figures]:
-    """Two updates in this process, one of ``processes``; the figures of each, and the last gradient in a file."""
+    """Make two updates in this process, one of ``processes``; return their figures, and store the last gradient."""
     import torch
     from transformers import TrainerCallback
 
@@ -75,7 +75,7 @@ def trained(policy: Any, folder: Path, processes: int, engine: str, settings: di
         "adam_epsilon": 1e-2,  # smooth: at 1e-8 the first update is the gradient's sign, noise included
         "lr_scheduler_type": "constant",
         "max_completion_length": 8,
-        "max_grad_norm": 1e9,  # logged, and never cut
+        "max_grad_norm": 1e9,  # logged, but never clipped
         "save_strategy": "no",
         "seed": 7,
         "use_cpu": True,
@@ -86,7 +86,7 @@ def trained(policy: Any, folder: Path, processes: int, engine: str, settings: di
     for name, parameter in sorted(policy.model.named_parameters()):
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-            if "lora_B" in name:  # as if trained before, so that there is a KL term
+            if "lora_B" in name:  # as if trained before, so that the KL term is not 0
                 parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
     config = rloo_kit.RLOOConfig(**common | settings)
     trainer = Fixed(policy, reward, config, task.train, callbacks=[Keep()])
@@ -98,14 +98,14 @@ def trained(policy: Any, folder: Path, processes: int, engine: str, settings: di
 
 
 def free_port() -> int:
-    """To be taken at once, so that another program hardly gets it."""
+    """Return a free port; use it at once, before another program takes it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 def forked(policy: Any, folder: Path, processes: int, engine: str, settings: dict[str, Any]) -> list[Figures]:
-    """The same, in processes forked from this one, which has loaded all that they need."""
+    """Do the same in processes forked from this one, which has already loaded all that they need."""
     folder.mkdir()
     port, started = free_port(), list[int]()
     for rank in range(processes):

@@ -1,4 +1,4 @@
-"""Processes that die, runs that go on in other numbers, two machines, and DeepSpeed: what `make scale` adds."""
+"""What `make scale` adds: processes that die, runs resumed with another number of them, two machines, DeepSpeed."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ needs_deepspeed = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The problems of each step of a run that is not stopped, in one process with the same global batch."""
+    """The problems of each step of an uninterrupted run in one process with the same global batch."""
     folder = tmp_path_factory.mktemp("alone")
     finish(start(folder, 1, **STEPS, per_device_train_batch_size=4, use_cpu=True))
     return problems(seen(folder, 1))
@@ -29,7 +29,7 @@ def alone(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
-    """Two processes, of which the second raises in its third step."""
+    """Two processes; the second raises in its third step."""
     folder = tmp_path_factory.mktemp("broken")
     _, err = finish(start(folder, 2, **STEPS, dies={"rank": 1, "step": 3}), fails=True)
     return folder, err
@@ -57,7 +57,7 @@ def test_a_run_goes_on_in_one_process_with_the_prompts_that_it_would_have_taken(
 
 
 def test_two_machines_meet(alone, tmp_path):
-    """Two launchers on this machine, each with a process, as on two machines that share a disk."""
+    """Two launchers on this machine, each with one process, as on two machines that share a disk."""
     meet = f"--nnodes 2 --master_addr 127.0.0.1 --master_port {free_port()} --node_rank".split()
     started = [start(tmp_path, 1, *meet, rank, **STEPS) for rank in "01"]
     outs = [finish(one)[0] for one in started]

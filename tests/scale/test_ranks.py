@@ -1,4 +1,4 @@
-"""Two processes, started by torchrun: what is said once, what is drawn apart, what is written whole."""
+"""Two processes started by torchrun: what prints once, what is drawn independently, what is written whole."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_each_process_draws_its_own_completions_of_a_shared_prompt(two):
     told = seen(two[0], 2)
     assert [one["processes"] for one in told] == [2, 2]
     first, second = (one["seen"] for one in told)
-    # A group of 4 is cut between them: the same prompt in both, and not the same draws.
+    # A group of 4 is split between the processes: the same prompt in both, but other draws.
     assert [(step, text) for step, text, _ in first] == [(step, text) for step, text, _ in second]
     assert [ids for *_, ids in first] != [ids for *_, ids in second]
 

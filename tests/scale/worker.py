@@ -1,4 +1,4 @@
-"""A run as a launcher starts it in each process: a screen, a level, a few steps, a saved adapter.
+"""Do in each process of a launcher what a run does: a screen, a level, a few steps, a saved adapter.
 
 ``worker.py FOLDER '{"max_steps": 2, ...}'``.  Each process writes what it saw into FOLDER/seen_RANK.json.
 """
@@ -28,7 +28,7 @@ config = rloo_kit.RLOOConfig(
     logging_steps=1,
     report_to="none",
     seed=7,
-    top_p=0.9,  # a doubt, said once
+    top_p=0.9,  # questionable, so it warns, once
     **asked,
 )
 seen: list[tuple[int, str, list[int]]] = []
@@ -45,6 +45,6 @@ def reward(completion_ids: list[list[int]], problem: list[str], trainer_state, *
 trainer = rloo_kit.RLOOTrainer(model=policy, reward_funcs=reward, args=config, train_dataset=task.train)
 trainer.train(resume_from_checkpoint=resume)
 policy.save(folder / "adapter")
-saved = sorted(path.name for path in (folder / "adapter").iterdir())  # whole, as soon as any process goes on
+saved = sorted(path.name for path in (folder / "adapter").iterdir())  # complete before any process goes on
 told = {"seen": seen, "processes": trainer.accelerator.num_processes, "adapter": saved}
 (folder / f"seen_{rank}.json").write_text(json.dumps(told))

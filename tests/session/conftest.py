@@ -1,4 +1,4 @@
-"""What the tests of this room share: a recorded process that imports the stack, and kernels."""
+"""Shared by the session tests: a recorded process that imports the stack, and kernels."""
 
 import contextlib
 import json
@@ -15,12 +15,12 @@ SECRET = "hf_" + "x" * 30
 NO_PROXY = dict.fromkeys(("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"), "")
 NOWHERE = "http://127.0.0.1:9"  # nothing listens on the discard port
 
-# What these tests set or expect unset, whatever the caller's environment has.
+# Variables that these tests set, or expect to be unset in the caller's environment.
 OWN = "HF_TOKEN HF_HUB_OFFLINE TRANSFORMERS_OFFLINE PYTORCH_ALLOC_CONF UNSLOTH_CPU_BF16 UNSLOTH_COMPILE_LOCATION "
 OWN += "GOMP_SPINCOUNT"
 UNSET = f"import os\nfor name in {OWN.split()}: os.environ.pop(name, None)\n"
 
-# The first cells of a notebook in a new process; a line "--- name" begins what a cell prints.
+# The first cells of a notebook in a new process; a line "--- name" starts a cell's output.
 FIRST_CELLS = """
 import json, os, sys
 import rloo_kit
@@ -59,7 +59,7 @@ print(policy.model.dtype)
 
 @pytest.fixture(scope="session")
 def first_cells(script: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """What a new process prints: ``shown`` by cell, and ``stderr``; its .env lies in the folder above."""
+    """The output of a new process: ``shown`` by cell, and ``stderr``; its .env lies in the folder above."""
     above = tmp_path_factory.mktemp("project")
     (above / ".env").write_text(f"HF_TOKEN={SECRET}\nMINE=from-file\nABOVE=from-above\n")
     (above / "notebooks").mkdir()
@@ -77,7 +77,7 @@ def first_cells(script: Any, tmp_path_factory: pytest.TempPathFactory) -> Simple
 
 @pytest.fixture(scope="module")
 def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A Jupyter of our own: this interpreter's kernel, no settings of the user, no VS Code."""
+    """An isolated Jupyter: this interpreter's kernel, no user settings, no VS Code."""
     home = tmp_path_factory.mktemp("jupyter")
     spec = home / "data" / "kernels" / "python3" / "kernel.json"
     spec.parent.mkdir(parents=True)
@@ -95,9 +95,9 @@ def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def run_cells(client: Any, *cells: str, history: bool = True) -> list[str]:
-    """Send cells all at once, as Run All does: what each printed or gave, or its error's name.
+    """Send all cells at once, as Run All does; return what each printed or returned, or its error's name.
 
-    Fails where one is not answered.
+    Fails if a cell gets no answer.
     """
     shown = {client.execute(code, store_history=history, allow_stdin=False): "" for code in cells}
     running = set(shown)
@@ -117,7 +117,7 @@ def run_cells(client: Any, *cells: str, history: bool = True) -> list[str]:
 
 @contextlib.contextmanager
 def run_kernel(**variables: str) -> Iterator[tuple[int, Callable[[str], str]]]:
-    """A kernel without a server: its process id, and a function that runs a cell and gives its output."""
+    """Start a kernel without a server; yield its process id, and a function that runs a cell and returns its output."""
     from jupyter_client.manager import start_new_kernel
 
     manager, client = start_new_kernel(env=os.environ | variables)

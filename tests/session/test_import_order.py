@@ -1,4 +1,4 @@
-"""import rloo_kit: order and releases of what is imported, variables read at import, and the public names."""
+"""import rloo_kit: import order, releases, variables read at import, and the public names."""
 
 import ast
 import importlib.metadata
@@ -43,7 +43,7 @@ def test_whichever_library_is_imported_first_unsloth_comes_before_it(first, scri
 
 
 def test_without_the_kit_unsloth_warns(script):
-    """So that the test above can fail."""
+    """Shows that the test above can fail."""
     assert json.loads(script(UNSET + IMPORT_FIRST, "transformers").stdout.splitlines()[-1])["unsloth warns"]
 
 

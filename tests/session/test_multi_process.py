@@ -1,4 +1,4 @@
-"""What a launch asked for, what accelerate gave, and what only the main process says."""
+"""What a launch asked for, what accelerate set up, and what only the main process prints."""
 
 import json
 import warnings
@@ -16,7 +16,7 @@ CPU, DEEPSPEED = {multi_process.CPU: "True"}, {"ACCELERATE_USE_DEEPSPEED": "true
 TWO = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
 MPI = {"OMPI_COMM_WORLD_SIZE": "2"}
 
-# variables, settings; and of accelerate's state the processes and the type
+# variables, settings; accelerate's number of processes and distributed type
 Launch = tuple[dict[str, str], dict[str, Any], int, str]
 GIVEN: dict[str, Launch] = {
     "a process alone": ({}, {}, 1, "NO"),
@@ -89,7 +89,7 @@ def test_a_trainer_that_was_launched_for_more_stops_before_it_samples(make_train
 
 @pytest.mark.parametrize("number", ["2", "1"])
 def test_what_accelerate_launch_leaves_in_one_process(number, monkeypatch):
-    """Pinned: prepare_simple_launcher_cmd_env sets MASTER_ADDR where it drops processes, and nothing else tells."""
+    """prepare_simple_launcher_cmd_env sets MASTER_ADDR if it drops processes, and no other variable shows it."""
     from accelerate.commands.launch import launch_command_parser
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 

@@ -1,4 +1,4 @@
-"""What is shown: names that are cut short, and the lines that are dropped."""
+"""Output: names that are shortened, and lines that are dropped."""
 
 from rloo_kit.session import output
 from rloo_kit.session.output import quiet

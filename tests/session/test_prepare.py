@@ -79,7 +79,7 @@ def test_another_trl_is_an_error(monkeypatch):
 
 
 def test_a_cpu_computes_in_bfloat16_only_where_the_user_asked(monkeypatch):
-    """Also where unsloth was imported before the kit, too late to set the variable: then it is None."""
+    """Also if unsloth was imported before the kit, too late to set the variable: then it is None."""
     for values, dtype in (((None, "0", ""), "float32"), (("1", " True"), "bfloat16")):
         for value in values:
             monkeypatch.setitem(import_order.values_read, import_order.CPU_BF16, value)
@@ -141,7 +141,7 @@ def dotenv(folder: Path, content: str | bytes) -> Path:
 
 
 def test_a_second_prepare_shows_no_value_of_the_file_either(tmp_path, monkeypatch):
-    """The first has set them, so that to the second they are the environment's."""
+    """The first call has set the values, so that the second finds them in the environment."""
     file = dotenv(tmp_path, f"HF_HOME={VALUE}\nMINE={VALUE}\n")
     monkeypatch.setenv("MINE", VALUE)
     monkeypatch.setenv("HF_HOME", VALUE)
@@ -168,7 +168,7 @@ def test_another_encoding_is_named_without_the_files_bytes(encoding, tmp_path):
 
 
 def test_a_config_shows_and_stores_no_token_and_no_value_of_the_file(tmp_path):
-    """As a cell's last line, and in the training_args.bin that a checkpoint has and people publish; a copy keeps it."""
+    """Not as a cell's last line, nor in a checkpoint's training_args.bin, which people publish; a copy keeps it."""
     prepare._load_dotenv(dotenv(tmp_path, f"WHO={VALUE}\n"), [])
     token, model = "hf_" + "y" * 30, {"token": "a-token-of-another-form", "revision": "v2"}
     model |= {"proxies": [{"https": token}]}

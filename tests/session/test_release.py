@@ -1,4 +1,4 @@
-"""release(): what it drops, what it leaves, and what it prints."""
+"""release(): what it drops, what it keeps, and what it prints."""
 
 import gc
 import re
@@ -18,7 +18,7 @@ from .conftest import run_kernel
 
 @pytest.fixture(autouse=True)
 def only_this_test() -> None:
-    """Earlier tests' objects are hidden from the collector for good."""
+    """Hide earlier tests' objects from the garbage collector for good."""
     gc.collect()
     gc.freeze()
 
@@ -46,7 +46,7 @@ def train():
 
 @pytest.mark.usefixtures("jupyter")
 def test_after_a_real_training_run_in_a_notebook_nothing_of_the_model_is_left(tmp_path):
-    """8 MiB of weights and twice that of Adam's moments; kept by names, Out, a traceback and a list."""
+    """8 MiB of weights and 16 MiB of Adam's moments, held by names, Out, a traceback and a list."""
     with run_kernel() as (_, run):
         run(TRAINED.replace("FOLDER", repr(str(tmp_path))))
         run("trainer = train()")
@@ -58,7 +58,7 @@ def test_after_a_real_training_run_in_a_notebook_nothing_of_the_model_is_left(tm
         assert run("[n for n in ('trainer', 'model', 'keeper') if n in globals()]") == "['keeper']"
         assert run("rloo_kit.release()") == "Released 0 MiB; <1 MiB still held."
         assert run("keeper[0].state.global_step") == "1"
-        assert run("_") == "1"  # IPython goes on numbering and keeping outputs
+        assert run("_") == "1"  # IPython still numbers and keeps outputs
 
 
 def four_mib() -> torch.nn.Linear:
@@ -80,7 +80,7 @@ def test_without_holders_every_name_of_a_model_goes_and_nothing_else():
 
 
 def test_with_holders_only_their_names_and_those_of_their_parts_go():
-    """A holder that holds no model takes no name with it."""
+    """A holder without a model removes no name."""
     policy, other = Policy(model=torch.nn.Sequential(four_mib())), Policy(model=four_mib())
     nothing = [None, 42, "x", torch, torch.nn.Linear, len]
     stays = {"other": other, **{f"name{i}": value for i, value in enumerate(nothing)}}
@@ -143,7 +143,7 @@ def test_bitsandbytes_forgets_the_embeddings_of_what_is_released_and_keeps_other
 
 
 def named(result: Released) -> dict[str, int]:
-    """MiB by holder, without line numbers."""
+    """Return MiB by holder, without line numbers."""
     return {re.sub(r", line \d+", "", who): held // MIB for who, held in result.holders if held >= MIB}
 
 
@@ -152,7 +152,7 @@ def test_a_storage_counts_once_and_a_gradient_counts():
     namespace["view"] = namespace["model"].weight.detach()[:10]
     namespace["model"].weight.sum().backward()
     first = release(namespace=namespace)
-    assert first.freed_bytes == 4 * MIB  # the gradient: the weight lives on in its view
+    assert first.freed_bytes == 4 * MIB  # the gradient; the weight lives on in its view
     assert named(first)["view (name in the notebook)"] == 4
     namespace.clear()
     assert first.held_bytes - release(namespace=namespace).held_bytes == 4 * MIB

@@ -1,4 +1,4 @@
-"""shutdown_kernel, in the runners and on the Jupyter servers people use: every kernel, runner and server is real."""
+"""shutdown_kernel in the runners and Jupyter servers that people use: all kernels, runners and servers are real."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nbclient import NotebookClient
 
 from .conftest import run_cells, run_kernel
 
-PATIENCE = 60.0  # seconds; a hung thread takes 5.4 by design, a busy machine more
+PATIENCE = 60.0  # seconds; a hung thread takes 5.4 by design, more on a busy machine
 HUNG_THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()"
 SHUT_DOWN = "from rloo_kit.session.shutdown_kernel import shutdown_kernel\nshutdown_kernel()"
 
@@ -40,7 +40,7 @@ def seconds_until(condition: Callable[[], bool], limit: float = PATIENCE) -> flo
 
 
 def gone(pid: int) -> bool:
-    """True when the process has ended; one that waits to be reaped has."""
+    """Return whether the process has ended; a zombie counts as ended."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -55,8 +55,8 @@ def is_soon_gone(pid: int) -> bool:
 
 
 def test_a_runner_sees_every_cell_through(tmp_path, monkeypatch):
-    """nbconvert, papermill and nbval run cells by nbclient; with a cell below there is no error, and it runs."""
-    monkeypatch.setenv("VSCODE_GIT_IPC_HANDLE", "x")  # a terminal's of VS Code, not a notebook's
+    """nbconvert, papermill and nbval run cells by nbclient; a cell after the shutdown still runs, without an error."""
+    monkeypatch.setenv("VSCODE_GIT_IPC_HANDLE", "x")  # set in a terminal of VS Code, not in a notebook
     sources = ("40 + 2", SHUT_DOWN, "import time; time.sleep(1.2); 'be' + 'low'")
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     NotebookClient(book, timeout=90, kernel_name="python3").execute()
@@ -86,7 +86,7 @@ class Page(NamedTuple):
 
 @dataclass
 class Server:
-    """A running Jupyter server, and what asks it as a page does."""
+    """A running Jupyter server, and a client that calls it as a page does."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -110,7 +110,7 @@ class Server:
         client = BlockingKernelClient(connection_file=find_connection_file(f"kernel-{kernel_id}.json"))
         self.clients.append(client)
         client.load_connection_file()
-        client.start_channels(hb=False)  # by its heartbeat a kernel on a busy machine is dead
+        client.start_channels(hb=False)  # by the heartbeat a kernel on a busy machine would count as dead
         client.wait_for_ready(timeout=PATIENCE)
         run = functools.partial(run_cells, client)
         return Page(kernel_id, int(run("import os; print(os.getpid())")[0]), run)
@@ -123,18 +123,18 @@ def server(jupyter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     options = "-m jupyter_server --no-browser --allow-root --ip=127.0.0.1 --port=0"
     command = [sys.executable, *options.split()]
     with log.open("wb") as out:
-        env = os.environ | {"JUPYTER_TOKEN": token}  # not an option: those are for all to see
-        env["HTTP_PROXY"] = "http://127.0.0.1:9"  # no kernel asks it, nor shows it the token
+        env = os.environ | {"JUPYTER_TOKEN": token}  # not an option: command lines are visible to all
+        env["HTTP_PROXY"] = "http://127.0.0.1:9"  # kernels must not use the proxy, nor show it the token
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=out)
     file = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"jpserver-{process.pid}.json"
     seconds_until(lambda: file.exists() and file.read_text().endswith("}"))
     url, headers = json.loads(file.read_text())["url"], {"Authorization": f"token {token}"}
     with httpx.Client(base_url=f"{url}api/", headers=headers, timeout=PATIENCE, trust_env=False) as api:
         running = Server(process, log, token, api)
-        seconds_until(running.listens)  # it writes the file first
+        seconds_until(running.listens)  # the file is written before the server listens
         yield running
     for client in running.clients:
-        client.stop_channels()  # else its context waits for its sockets
+        client.stop_channels()  # otherwise its context waits for its sockets
     children = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -144,7 +144,7 @@ def server(jupyter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def test_on_a_server_the_kernel_is_soon_gone_and_stays_gone(server):
-    """Also one with a thread that does not end, and one that was started without a session."""
+    """Also a kernel with a thread that does not end, and a kernel started without a session."""
     pages = [server.open_page(), server.open_page(session=False)]
     pages[0].run(HUNG_THREAD)
     assert [page.run(SHUT_DOWN) for page in pages] == [[""], [""]]
@@ -181,7 +181,7 @@ def test_a_server_that_refuses_loses_the_process_all_the_same(server):
 
 
 def test_a_kernel_that_its_server_does_not_know_is_left_alone(server):
-    """A runner inside a server (an export that executes, a scheduler) ends its kernels itself."""
+    """A runner inside a server (an executing export, a scheduler) ends its kernels itself."""
     with run_kernel() as (pid, run):
         run(f"import os; os.environ['JPY_PARENT_PID'] = '{server.process.pid}'")
         assert run(SHUT_DOWN) == ""
