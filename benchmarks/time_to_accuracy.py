@@ -9,7 +9,7 @@ Each run is its own process, and the settings take turns.  Every few hundred or 
 100 or 200 held-out problems are answered greedily.  Between two evaluations the accuracy is assumed to be linear.
 
 A run makes at least eight updates, and ends at the task's target or at --most tokens.  A run that misses the target is
-not hidden: one of stock counts with the tokens it was given, which is too few and so favours stock; another counts as
+not hidden: stock's counts with the tokens it was given, which is too few and so favours stock; any other counts as
 infinite.
 
 Runs are stored in benchmarks/results/NAME.json and not measured again, so that the benchmark can be run in pieces.  The

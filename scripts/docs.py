@@ -3,12 +3,12 @@
     python scripts/docs.py            write them
     python scripts/docs.py --check    only say which pages differ; exit status 1 if any does
 
-A page keeps its own prose.  What lies between the two marks
+A page keeps its own prose.  The text between the two marks
 
     <!-- python scripts/docs.py: NAME -->
     <!-- end -->
 
-is replaced by what the function of that name in :data:`BLOCKS` returns.
+is replaced by the result of the function of that name in :data:`BLOCKS`.
 """
 
 from __future__ import annotations

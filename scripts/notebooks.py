@@ -5,7 +5,7 @@
     RLOO_KIT_STEPS=1 python scripts/notebooks.py --as twice 07   # every cell twice; stores nothing
     RLOO_KIT_STEPS=1 python scripts/notebooks.py --as script 07  # exported; stores nothing
 
-A notebook that fails is left as it was.  What is stored names no folder of the machine.
+A notebook that fails is left as it was.  Stored outputs name no folder of this machine.
 """
 
 from __future__ import annotations

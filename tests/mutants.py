@@ -1,6 +1,6 @@
-"""Put each bug of mutants.toml into the code by itself, and say which ones the tests notice.
+"""Put each bug of mutants.toml into the code by itself, and report which ones the tests notice.
 
-Run:  python tests/mutants.py [words of "why" ...]; it works in a copy of the folder, and takes a minute a bug.
+Run:  python tests/mutants.py [words of "why" ...]; it works in a copy of the folder, and takes a minute per bug.
 """
 
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def is_noticed(folder: Path, mutant: dict[str, str]) -> bool:
-    """Whether a test fails with the bug; tests/test_packaging.py checks that its old text is there once."""
+    """Return whether a test fails with the bug; tests/test_packaging.py checks that its old text occurs once."""
     file = folder / mutant["file"]
     text = file.read_text()
     file.write_text(text.replace(mutant["old"], mutant["new"]))
@@ -28,7 +28,7 @@ def is_noticed(folder: Path, mutant: dict[str, str]) -> bool:
 
 
 def main() -> None:
-    """Try them all, or those that are asked for."""
+    """Try all bugs, or those asked for."""
     mutants = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["mutant"]
     asked = [one for one in mutants if all(word in one["why"] for word in sys.argv[1:])]
     found: list[bool] = []

@@ -27,7 +27,7 @@ def close(found: torch.Tensor, expected: object, **how: float) -> None:
 
 
 def apart(*distances: float) -> list[float]:
-    """The distances in standard deviations, with TRL's floor."""
+    """Return the distances in standard deviations, with TRL's floor."""
     std = math.sqrt(sum(distance**2 for distance in distances) / (len(distances) - 1))
     return [distance / (std + STD_FLOOR) for distance in distances]
 
@@ -59,7 +59,7 @@ def test_the_advantages_are_those_worked_out_by_hand(estimator, rewards, expecte
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
 def test_equal_rewards_give_exactly_0(estimator, dtype):
-    # 0.1 and 1/3 have no exact sum: a plain mean of n of them is often not the value itself
+    # 0.1 and 1/3 have no exact sum: the plain mean of n equal values is often another value
     values = torch.tensor([0.1, 1 / 3, 0.7, 1e6 + 0.1, -1e-8, 123456.789], dtype=dtype)
     for size in range(2, 17):
         rewards = values.unsqueeze(1).repeat(1, size)
@@ -91,7 +91,7 @@ def test_rloo_is_the_reward_less_the_others_mean_and_dr_grpo_times_n_over_n_minu
     expected = torch.where(scored & (n > 1), rewards - others, 0.0)
     scale = rewards.abs().nan_to_num().max().item()
     close(rloo(rewards), expected, rtol=0, atol=1e-12 * scale)
-    smallest = torch.finfo(torch.float32).tiny  # below it float32 has no six digits
+    smallest = torch.finfo(torch.float32).tiny  # below it float32 has fewer than six digits
     close(rloo(rewards.float()).double(), expected, rtol=0, atol=max(2e-6 * scale, smallest))
     close(rloo(rewards), (n / (n - 1).clamp(min=1)).clamp(min=1) * dr_grpo(rewards), rtol=1e-12, atol=0)
 
@@ -213,7 +213,7 @@ CHANCES = POLICY[EVERY_GROUP].prod(1)
 
 
 def expected_gradient(estimator: Function, pays: torch.Tensor = PAYS) -> torch.Tensor:
-    """The mean over every group and its draws of A_i d log p(a_i) / d logits."""
+    """Return the mean of A_i d log p(a_i) / d logits over all groups and their draws."""
     scores = torch.eye(ARMS, dtype=torch.float64)[EVERY_GROUP] - POLICY
     return torch.einsum("g,gk,gka->a", CHANCES, estimator(pays[EVERY_GROUP]), scores) / K
 
@@ -246,7 +246,7 @@ def test_k1_and_k3_are_unbiased_k2_is_not_and_k3_varies_less_than_k1():
 
 
 def test_the_expected_gradient_of_a_kl_term_inside_a_loss_and_paid_as_a_reward():
-    """Inside a loss the arms were drawn from the policy, but the draw is not differentiated."""
+    """Inside a loss, arms are drawn from the policy, but the draw is not differentiated."""
 
     def in_a_loss(estimate: Function) -> torch.Tensor:
         return gradient_of(lambda logits: POLICY @ estimate(logits.log_softmax(0) - REFERENCE.log()))

@@ -1,4 +1,4 @@
-"""Values against the types that are written at them: what passes, what is said, and what is suggested."""
+"""Values against their annotated types: what passes, the error, and its suggestion."""
 
 import math
 from pathlib import Path
@@ -12,7 +12,7 @@ from rloo_kit.argument_types import Count, Hint, Positive, Seed, Share
 from rloo_kit.errors import ConfigError
 from rloo_kit.train.check_config import INFINITE
 
-# the type; what passes, with what it becomes; what does not
+# the type; values that pass, with what they become; values that do not
 TYPES: dict[str, tuple[Hint, list[tuple[Any, Any]], list[Any]]] = {
     "a count": (Count, [(1, 1), (np.int64(3), 3)], [0, 1.0, True, "1", None]),
     "a count or none": (Count | None, [(None, None), (2, 2)], [0, "2"]),

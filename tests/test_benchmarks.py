@@ -1,4 +1,4 @@
-"""The benchmarks' bookkeeping: each second goes to one phase, and a run that misses the target is not hidden."""
+"""The benchmarks' bookkeeping: each second counts for one phase, and a run that misses the target is not hidden."""
 
 import dataclasses
 import math
@@ -58,7 +58,7 @@ class FakeTrainer:
         self._generate_single_turn([[1], [1]])
         with torch.no_grad():
             self._get_per_token_logps_and_entropies(self.model, 2)
-            # The reference: a model of its own, a copied adapter, the base model.
+            # The reference: a separate model, a copied adapter, the base model.
             self._get_per_token_logps_and_entropies(self.ref_model, 1)
             self.model.active_adapter = "ref"
             self._get_per_token_logps_and_entropies(self.model, 1)
@@ -73,7 +73,7 @@ class FakeTrainer:
 class TestPhases:
     def test_each_second_of_a_step_is_in_one_phase_however_the_reference_is_kept(self):
         meter = Meter(trainer := FakeTrainer(), now=trainer.now)
-        trainer._get_per_token_logps_and_entropies(trainer.model, 1000)  # before the start, and so not charged
+        trainer._get_per_token_logps_and_entropies(trainer.model, 1000)  # before the start, so not charged
         meter.begin()
         for _ in range(2):
             trainer.step()
@@ -94,7 +94,7 @@ Accuracies = list[tuple[int, float]]  # (step, accuracy) of each evaluation
 
 
 def run_of(name: str, accuracies: Accuracies, seed: int = 0, took: float = 1, tokens: int = 100) -> Result:
-    """A run whose steps all take the same time."""
+    """Return a run whose steps all take the same time."""
     n, empty = accuracies[-1][0], dict.fromkeys(PHASES, Spent())
     spec = Spec(name, setting=name, seed=seed, target=0.85, steps=n, evaluate_every=3, no_ties=True)
     steps = (Update({**empty, "generate": Spent(took, 2 * took)}, tokens),) * n
@@ -115,7 +115,7 @@ REPORTS: dict[str, Callable[[Any, str], str]] = {
         ("time_to_accuracy", "time_to_accuracy_words", "time_to_accuracy_words_low_rate"), time_to_accuracy.report
     ),
 }
-"""Name of a stored result -> what makes its document of the stored runs and the command."""
+"""Name of a stored result -> the function that makes its document from the stored runs and the command."""
 
 
 class TestRuns:
@@ -156,11 +156,11 @@ class TestTimeToAccuracy:
     @pytest.mark.parametrize(
         ("ratios", "shown"),
         [
-            # The logarithms to base 2 are -3, -2, -1 with deviation 1; t of 2 degrees of freedom is 4.303.
-            # So the bounds are 0.25 / x and 0.25 * x, x being 2 to the power of 4.303 over the root of 3.
+            # The logarithms to base 2 are -3, -2, -1 with deviation 1; t with 2 degrees of freedom is 4.303.
+            # So the bounds are 0.25 / x and 0.25 * x, where x = 2 ** (4.303 / 3 ** 0.5).
             ([0.125, 0.25, 0.5], "0.25 [0.04, 1.40]"),
             ([0.25] * 5, "0.25 (no interval: no spread)"),
-            # Of six values the least and the largest bound the median with a chance of 1 - 2 / 2 ** 6.
+            # The smallest and the largest of six values bound the median with probability 1 - 2 / 2 ** 6.
             ([0.1, 0.2, 0.3, 0.4, 0.5, math.inf], "median 0.35 [0.10, inf]"),
             ([0.25, math.inf, 0.5], "median 0.50 [0.00, inf]"),
         ],
@@ -169,7 +169,7 @@ class TestTimeToAccuracy:
         assert time_to_accuracy.spelled(ratios) == shown
 
     def test_seeds_are_compared_one_by_one_and_those_that_only_one_setting_has_are_left_out(self):
-        # Seeds differ by a factor of 3, the settings by 2 on each.
+        # Seeds differ by a factor of 3, settings by a factor of 2 on each seed.
         fast, slow = [(0, 0.5), (3, 0.9)], [(0, 0.5), (9, 0.9)]
         found = [run_of("stock", both, seed, tokens=200) for seed, both in enumerate((fast, slow, slow))]
         runs = by_setting([*found, run_of("kit", fast, 0), run_of("kit", slow, 1)])

@@ -1,4 +1,4 @@
-"""Datasets, prompt lengths and reward functions, refused before a GPU is used: each check by itself."""
+"""Each check by itself that refuses a dataset, a prompt length or a reward function before a GPU is used."""
 
 import math
 import types
@@ -27,7 +27,7 @@ def prompts(*given: object) -> Dataset:
 
 
 def stream(dataset: Dataset) -> IterableDataset:
-    """A stream that knows neither its length nor its columns."""
+    """Return a stream that knows neither its length nor its columns."""
     return IterableDataset.from_generator(lambda: iter(dataset))
 
 

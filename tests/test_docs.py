@@ -1,4 +1,4 @@
-"""README, docs/ and SKILL.md: Python fits the code or runs, links lead somewhere, generated parts are up to date."""
+"""README, docs/ and SKILL.md: Python matches the code or runs, links resolve, generated parts are up to date."""
 
 import ast
 import builtins
@@ -45,7 +45,7 @@ def needed(block: str) -> set[str]:
 
 
 def given(block: str) -> set[str]:
-    """Every name that it defines or imports."""
+    """Return every name that a block defines or imports, and the builtins."""
     found = set(dir(builtins))
     for node in ast.walk(ast.parse(block)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -60,7 +60,7 @@ def given(block: str) -> set[str]:
 
 
 def calls(block: str) -> Iterator[tuple[str, Callable[..., object], set[str]]]:
-    """Each call of a public function: how it is written, what it is, and the keywords it gets."""
+    """Yield each call of a public function: its source, the function, and the keywords it gets."""
     for node in ast.walk(ast.parse(block)):
         path = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
         package, *attributes = path.split(".")
@@ -113,7 +113,7 @@ SMALL = {
     "max_steps = 100": "max_steps = 2",
     "warmup_steps=10": "warmup_steps=0",
 }
-"""What a test of two steps on the tiny policy writes instead."""
+"""Text of a script -> what a test of two steps on the tiny policy puts in its place."""
 
 
 def example(name: str) -> str:
@@ -163,7 +163,7 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors that GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

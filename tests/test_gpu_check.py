@@ -1,4 +1,4 @@
-"""``make gpu-check``: what has not run has not passed, and a check that breaks costs no other check anything."""
+"""``make gpu-check``: a check that has not run has not passed, and a check that breaks does not affect others."""
 
 import contextlib
 import itertools
@@ -23,7 +23,7 @@ from tests.conftest import python
 
 Figures = dict[str, Figure]
 
-# --- checks to run, here or in a process of their own -----------------------------------------------------
+# --- checks to run, here or in a new process --------------------------------------------------------------
 
 
 def fine(place: Place) -> Figures:
@@ -65,7 +65,7 @@ def check(function: Callable[[Place], Figures], seconds: float = 1.0, name: str 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., dict[str, Outcome]]:
-    """``run(*checks)``: their outcomes, each from a process of its own."""
+    """``run(*checks)``: their outcomes, each from a new process."""
 
     def outcomes(*given: Check, budget: float = 500.0) -> dict[str, Outcome]:
         place = Place(tmp_path)
@@ -96,7 +96,7 @@ def test_a_check_that_hangs_is_killed_with_its_children_at_the_end_of_the_budget
     pid, wait = tmp_path / "sleeper", subprocess.Popen.wait
 
     def until_it_hangs(process: Any, timeout: float | None = None) -> int:
-        """However long it takes to start, its time ends when it hangs."""
+        """Start the timeout only once the check hangs, however long it takes to start."""
         while timeout and not pid.exists():
             time.sleep(0.05)
         return wait(process, timeout)
@@ -108,7 +108,7 @@ def test_a_check_that_hangs_is_killed_with_its_children_at_the_end_of_the_budget
     with contextlib.suppress(psutil.NoSuchProcess):
         sleeper = psutil.Process(int(pid.read_text()))
         deadline = time.monotonic() + 60
-        while sleeper.status() != psutil.STATUS_ZOMBIE:  # which nothing has waited for
+        while sleeper.status() != psutil.STATUS_ZOMBIE:  # killed, but not yet waited for
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
@@ -156,7 +156,7 @@ def test_a_part_has_its_budget_and_begins_with_what_is_worth_most(part, most):
     reached = {one.name.split("/")[0] for one, end in zip(every, ends, strict=True) if end <= budget}
     missed = {one.name.split("/")[0] for one in every} - reached
     assert missed <= {"4-bit"}, "each kind is reached, or has a command of its own"
-    if part in ("right", "learns"):  # of the others the least worth may be cut
+    if part in ("right", "learns"):  # in other parts the least valuable checks may be cut
         assert ends[-1] <= budget
     for place, one in enumerate(every):
         assert {other.name for other in every[:place]} >= set(one.needs), f"{one.name} comes before what it needs"

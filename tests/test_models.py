@@ -21,7 +21,7 @@ def test_parameters_and_projections_are_those_of_the_model(card, qwen3_config):
 
 
 def test_the_sizes_are_the_published_ones():
-    qwen3 = {"0.6b": 0.6, "1.7b": 1.7, "4b": 4.0, "8b": 8.2, "14b": 14.8}  # billions, as the checkpoints' pages say
+    qwen3 = {"0.6b": 0.6, "1.7b": 1.7, "4b": 4.0, "8b": 8.2, "14b": 14.8}  # billions, from the checkpoints' pages
     published = {f"qwen3-{size}": billions for size, billions in qwen3.items()} | {"smollm2-135m": 0.135}
     for name, billions in published.items():
         assert CATALOGUE[name].parameters / 1e9 == pytest.approx(billions, rel=0.02)
@@ -38,7 +38,7 @@ def test_any_name_of_a_checkpoint_finds_it_and_that_of_something_else_has_neighb
 
 @pytest.mark.parametrize("shape", [(256, 64), (257, 64), (33, 1)])
 def test_a_4_bit_matrix_takes_the_bytes_that_bitsandbytes_stores(shape):
-    """Exactly one block of 256 scales, one scale more, and an odd number of weights."""
+    """For exactly one block of 256 scales, for one more scale, and for an odd number of weights."""
     from bitsandbytes.functional import quantize_4bit
 
     packed, state = quantize_4bit(torch.randn(shape), quant_type="nf4", compress_statistics=True)

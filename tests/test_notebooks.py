@@ -1,4 +1,4 @@
-"""Notebooks use public names only, so that what a reader copies keeps working; and how they are executed and stored."""
+"""Notebooks use public names only, so that copied code keeps working; and how they are executed and stored."""
 
 import ast
 import importlib
@@ -22,7 +22,7 @@ PUBLIC_MODULES = ("rloo_kit", "rloo_kit.tasks", "rloo_kit.advantages", "rloo_kit
 
 
 def private_names(code: str) -> list[str]:
-    """Attributes with a leading underscore, and what is used of the two packages that they do not offer."""
+    """Return attributes with a leading underscore, and names of the two packages that are not public."""
     nodes = list(ast.walk(ast.parse(code)))
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     taken = {f"{n.module}.{alias.name}" for n in nodes if isinstance(n, ast.ImportFrom) for alias in n.names}
@@ -33,7 +33,7 @@ def private_names(code: str) -> list[str]:
 
 
 def is_public(path: str) -> bool:
-    """Whether it is a public module or a name that one offers; what follows such a name is its attribute."""
+    """Return whether a path is a public module, a name in one, or an attribute of such a name."""
     parent, _, name = path.rpartition(".")
     if path in PUBLIC_MODULES or parent not in PUBLIC_MODULES:
         return path in PUBLIC_MODULES or (parent != "" and is_public(parent))
@@ -48,7 +48,7 @@ def test_a_notebook_uses_public_names_only(notebook):
 
 
 def install_cell(notebook: Path) -> str:
-    """The first code cell."""
+    """Return the first code cell."""
     cells = nbformat.read(notebook, as_version=4).cells
     return str(next(cell.source for cell in cells if cell.cell_type == "code"))
 
@@ -127,11 +127,11 @@ BY_HAND = {
     "05": {"15": "labels that are flipped", "95": "level", "135": "million parameters"},
     "06": {"12": "48 demonstrations twice, 8 at a time", "07": "a notebook"},
 }
-"""Numbers of a text that no output shows: what is explained there, or follows from what is shown."""
+"""Numbers in the text that no output shows: the text explains them, or they follow from numbers shown."""
 
 
 def shown_numbers(cell: dict[str, Any]) -> set[str]:
-    """What a code cell and its outputs show."""
+    """Return the numbers that a code cell and its outputs show."""
     data = [out.get("data", {}) for out in cell["outputs"]]
     texts = [cell["source"], *(out.get("text", "") for out in cell["outputs"])]
     texts += [one.get(kind, "") for one in data for kind in ("text/plain", "text/html")]
@@ -139,7 +139,7 @@ def shown_numbers(cell: dict[str, Any]) -> set[str]:
 
 
 def is_shown(said: str, shown: set[str]) -> bool:
-    """Whether a number of a text is one of those, or one of them rounded."""
+    """Return whether a number in the text is one of those shown, or one of them rounded."""
     digits = len(said.partition(".")[2])
     return said in shown or any(f"{float(one):.{digits}f}" == said for one in shown)
 

@@ -1,4 +1,4 @@
-"""The files around the code: ranges and pins that agree and resolve, no index, no secret, bugs that still fit."""
+"""The files around the code: ranges and pins agree and resolve, no index or secret, planted bugs still apply."""
 
 import re
 import subprocess
@@ -32,7 +32,7 @@ def test_conda_forge_gives_python_alone_and_pip_the_ranges_of_the_project():
 
 
 def test_the_constraints_hold_an_exact_version_of_each_range_and_it_is_the_one_called_tested():
-    """CI and ``make install`` take them; the ranges are for users, whose other packages are left alone."""
+    """CI and ``make install`` use the constraints; users get the ranges, so their other packages are left alone."""
     lines = [line for line in CONSTRAINTS.splitlines() if not line.startswith("#") and "==" in line]
     constraints = dict(line.split("==") for line in lines)
     for line in PROJECT["dependencies"]:
@@ -58,7 +58,7 @@ def test_what_a_user_with_a_gpu_would_install_resolves(platform, python, tmp_pat
     command += ["--constraint", str(install.REQUIREMENTS / "constraints.txt")]
     command += ["--python-platform", PLATFORMS[platform]]
     env = install.uv_environment()
-    env.pop("UV_FIND_LINKS", None)  # a folder of CPU builds is not what a machine with a GPU takes
+    env.pop("UV_FIND_LINKS", None)  # a machine with a GPU does not use a folder of CPU builds
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode and re.search(r"(?i)network|connect|dns|timed out|failed to fetch", done.stderr):
         pytest.skip(f"no package index: {done.stderr.strip().splitlines()[-1]}")
@@ -79,7 +79,7 @@ def test_no_file_holds_a_package_index_or_a_token_or_is_over_a_megabyte():
 
 
 def test_every_planted_bug_still_fits_its_place_and_names_tests_that_are_there():
-    """What tests/mutants.py puts in; it takes a minute a bug, so it is not run here."""
+    """tests/mutants.py plants these bugs; it takes a minute per bug, so it is not run here."""
     for bug in tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["mutant"]:
         assert (ROOT / bug["file"]).read_text().count(bug["old"]) == 1, bug["why"]
         assert all((ROOT / path).exists() for path in bug["tests"].split(" -")[0].split()), bug["why"]

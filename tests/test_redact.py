@@ -1,4 +1,4 @@
-"""What looks like a secret is known by its kind, and honest code is not taken for it."""
+"""Text that looks like a secret is recognised with its kind, and ordinary code is not taken for one."""
 
 import random
 import string
@@ -12,7 +12,7 @@ WORD, UPPER = string.ascii_letters + string.digits, string.ascii_uppercase + str
 
 
 def drawn(characters: str, length: int) -> str:
-    """Made here, so that no scanner finds a secret in this file."""
+    """Make a secret here, so that no scanner finds one in this file."""
     rng = random.Random(length)
     return "".join(rng.choice(characters) for _ in range(length))
 

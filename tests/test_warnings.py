@@ -1,4 +1,4 @@
-"""Every warning stands at the user's line: the call in a notebook or a script, not a line of the kit or of TRL."""
+"""Every warning points at the user's line: the call in a notebook or a script, not a line of the kit or of TRL."""
 
 import re
 import warnings
@@ -29,7 +29,7 @@ def test_a_warning_is_given_once_and_stands_at_the_line_of_the_call(said, make_t
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         CALLS[said](make_trainer, policy)
-    ours = (__file__, str(Path(__file__).with_name("conftest.py")))  # make_trainer makes the trainer there
+    ours = (__file__, str(Path(__file__).with_name("conftest.py")))  # make_trainer is defined in conftest.py
     assert [one.filename in ours for one in caught if said in str(one.message)] == [True]
 
 

@@ -1,7 +1,7 @@
-"""What was written for or by version 0.1.0, before the rooms were rearranged, still works.
+"""Code and files written for or by version 0.1.0, before modules were moved, still work.
 
-tests/data/written_by_0_1_0 holds an adapter that ``Policy.save`` wrote after 2 steps with ``SETTINGS``, and what the
-run's checkpoint-2 held beside the same files.
+tests/data/written_by_0_1_0 holds an adapter that ``Policy.save`` wrote after 2 steps with ``SETTINGS``, and the other
+files of the run's checkpoint-2.
 """
 
 import rloo_kit  # isort: skip - unsloth first
@@ -28,7 +28,7 @@ def closed(completions: Completions, **kwargs: object) -> list[float]:
 
 
 def assert_same(found: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) -> None:
-    """Stored in bfloat16, which a machine that computes in float32 widens without loss."""
+    """Check that tensors are equal; a machine that computes in float32 widens stored bfloat16 without loss."""
     assert found.keys() == stored.keys()
     for name, value in stored.items():
         assert torch.equal(found[name], value.to(found[name].dtype)), name

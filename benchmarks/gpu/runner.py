@@ -1,4 +1,4 @@
-"""Run checks one by one, each in a process of its own, within its limit and all within a budget.
+"""Run checks one by one, each in its own process and within its own limit, and all within a budget.
 
 For ``python -m benchmarks.gpu``.  A check that raises, crashes, hangs or runs out of memory fails alone, and a check
 that the budget does not reach has not passed: it is "not run".  This file knows no check and loads no torch.

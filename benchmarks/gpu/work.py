@@ -1,4 +1,4 @@
-"""What memory.py, speed.py and hygiene.py train on: prompts of a known length, full completions, rewards that differ.
+"""Training data for memory.py, speed.py and hygiene.py: prompts of known length, full completions, unequal rewards.
 
 Random weights end a completion at an arbitrary token, so sampling stops only at an end token that does not exist.  The
 first step samples only a few tokens: it compiles kernels and makes the optimizer's state.

@@ -196,7 +196,7 @@ def test_an_evaluation_says_what_it_was_measured_with():
 
 
 def test_with_room_what_was_cut_goes_on_from_where_it_stopped(task, policy):
-    cut = evaluate(policy, task, max_new_tokens=16, room=2)  # begun anew, none would end
+    cut = evaluate(policy, task, max_new_tokens=16, room=2)  # from the beginning again, none would end
     whole = evaluate(policy, task, max_new_tokens=32)
     assert cut.truncated > 0.5, "a thought of the tiny policy is longer"
     assert (cut.correct_with_room, cut.truncated_with_room) == (whole.correct, whole.truncated)

@@ -60,7 +60,7 @@ def test_processes_may_expand_at_once_and_one_that_fails_leaves_nothing(folder, 
 
 
 IDS = ROOT / "tests" / "data" / "qwen3_ids.json"
-"""What Qwen3's own tokenizer made of :func:`texts` and :func:`templated`."""
+"""The ids that Qwen3's own tokenizer gives for :func:`texts` and :func:`templated`."""
 
 
 def texts() -> list[str]:

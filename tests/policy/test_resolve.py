@@ -30,7 +30,7 @@ def resolve(name: str | Path, **place: Any) -> names.Source:
 
 @pytest.fixture
 def online(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``online(answer)``: a hub that calls the function or raises the error; returns the mock."""
+    """``online(answer)``: a hub that answers by this function, or raises this error; returns the mock."""
 
     def answer(model_info: Any) -> Mock:
         mock = Mock(side_effect=model_info)

@@ -20,7 +20,7 @@ from tests.conftest import contents, random_rewards
 
 @pytest.fixture
 def adapter(policy: Policy, tmp_path: Path) -> Path:
-    """A saved adapter, in a folder of its own."""
+    """A saved adapter in its own folder."""
     return policy.save(tmp_path / "saved" / "adapter")
 
 

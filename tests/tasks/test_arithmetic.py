@@ -1,4 +1,4 @@
-"""Arithmetic and sums in words: a split by problem, the answer that is asserted, a level that can be learned from."""
+"""Arithmetic and sums in words: a split by problem, right answers, and a level that can be learned from."""
 
 import re
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from rloo_kit.tasks.arithmetic import PassRate, level_near_half, problems_of
 
 @pytest.mark.parametrize("level", tasks.LEVELS)
 def test_answers_are_right_and_no_problem_crosses_the_split_in_any_order_of_its_operands(level):
-    """Whatever the seed; at level 1 these are all problems there are."""
+    """For any seed; at level 1 these are all the problems that exist."""
     everything = level == 1
     train = problems_of(level, 2033 if everything else 300, held_out=False, seed=0)
     held_out = problems_of(level, 467 if everything else 100, held_out=True, seed=1)
@@ -31,7 +31,7 @@ def test_a_size_or_a_level_that_cannot_be_had_is_an_error_that_says_which_there_
             tasks.addition(*sizes)
     with pytest.raises(ConfigError, match="n_train"):
         tasks.addition(n_train="5")
-    for level in ("hard", "auto"):  # which needs a policy
+    for level in ("hard", "auto"):  # these need a policy
         with pytest.raises(ConfigError, match=rf"level={level!r}[\s\S]*from 1 to 7"):
             tasks.arithmetic(level)
 
@@ -80,7 +80,7 @@ def test_a_level_is_measured_as_in_training_and_a_truncated_completion_is_not_ri
     asked = []
 
     def generate(prompts, **how):
-        """Answers right, and never ends."""
+        """Answer correctly, but never end."""
         asked.append(how)
         questions = [prompt[0]["content"].removeprefix("What is ").partition("?")[0] for prompt in prompts]
         return [SimpleNamespace(text=str(eval(question)), ids=(1,), finished=False) for question in questions]
@@ -101,7 +101,7 @@ def test_auto_finds_the_tiny_policy_a_level_that_it_solves_sometimes(policy):
 
 
 def sum_in(row):
-    """The operands and the answer, by which a sum is told from another whatever its wording."""
+    """Return the operands and the answer, which identify a sum in any wording."""
     a, b = sorted(int(number) for number in re.findall(r"\d+", row["problem"]))
     return a, b, int(row["answer"])
 

@@ -19,7 +19,7 @@ SUMS = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "grade": "easy"}
 
 @pytest.fixture
 def write(tmp_path):
-    """``write(rows, "mine.csv")``: a file in the format that its ending names."""
+    """``write(rows, "mine.csv")``: write a file in the format that its suffix names."""
 
     def made(rows, name="mine.csv"):
         file, table = tmp_path / name, pd.DataFrame(rows)

@@ -1,4 +1,4 @@
-"""GSM8K: the columns of a task from its own two files, and an error that names them where there is no hub."""
+"""GSM8K: a task's columns from its own two files, and an error that names the files if the hub is not reachable."""
 
 import json
 from types import SimpleNamespace

@@ -24,7 +24,7 @@ def test_without_the_package_the_error_has_the_command(monkeypatch):
 
 @pytest.fixture(scope="module")
 def package():
-    """The package, which the extra of the same name brings; its import takes seconds."""
+    """The package, which the extra of the same name installs; its import takes seconds."""
     return pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")
 
 

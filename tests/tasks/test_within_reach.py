@@ -1,4 +1,4 @@
-"""Problems within reach: kept by what was sampled, sampled once, and resumed after an interruption."""
+"""Problems within reach: selected by samples, sampled only once, and resumed after an interruption."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ HOW = {"max_new_tokens": 16}
 
 
 class Counting(Policy):
-    """Solves prompt k in k of 8 completions; ``stops`` is the call at which it is interrupted."""
+    """Solves prompt k in k of 8 completions; ``stops`` is the number of the call that is interrupted."""
 
     base = "counting"
     thinking = True
@@ -70,7 +70,7 @@ def test_what_is_solved_sometimes_is_kept_and_the_histogram_shows_both(capsys):
     assert "\n   1 of 8          1      0  ###" in shown
     assert "\n   2 of 8          1      1  ###" in shown
     assert all(how["temperature"] == 0.6 for _, how in policy.calls), "the checkpoint's own"
-    # Other bounds or another reward, in another cell, sample nothing.
+    # With other bounds or another reward, in another cell, nothing is sampled again.
     assert kept(tasks.within_reach(ROWS, counting(stops=1), right, 0.5, 1.0, **HOW)) == [4, 5, 6, 7, 8]
     one_of = functools.partial(right, also="77")
     assert kept(tasks.within_reach(ROWS, counting(stops=1), one_of, 1.0, 1.0, **HOW)) == list(range(9))
@@ -88,7 +88,7 @@ def test_it_goes_on_where_it_was_interrupted_with_the_same_draws_and_a_look_at_f
     assert again.calls == whole.calls[2:]
     (part,), (table,) = Path("part").iterdir(), Path("whole").iterdir()
     assert lines_of(part) == lines_of(table)
-    part.write_text(f"{part.read_text()}\n{part.read_text()}")  # by two calls at once
+    part.write_text(f"{part.read_text()}\n{part.read_text()}")  # as if two calls wrote at once
     tasks.within_reach(rows, counting(stops=1), right, n=32, folder="part", **HOW)
     few = counting()
     tasks.within_reach(rows, few, right, n=32, n_prompts=4, folder="few", low=0, **HOW)

@@ -1,8 +1,8 @@
-"""Every input that stock TRL takes without a word or rejects cryptically gets an error that names it.
+"""Every input that plain TRL accepts silently or rejects cryptically gets an error that names it.
 
-A table: what is wrong, the part of the message that names the culprit, and where it comes; no weight is NaN after any
-of them.  One case stands for what tests/test_data_checks.py and tests/rewards/test_trl_interface.py have in tables,
-and tests/test_warnings.py has what is doubted.  benchmarks/results/bad_inputs.md has what TRL's trainer made of them.
+A table: what is wrong, the part of the message that names the culprit, and when it is raised; no weight is NaN after
+any case.  One case stands for the tables in tests/test_data_checks.py and tests/rewards/test_trl_interface.py, and
+tests/test_warnings.py has the warnings.  benchmarks/results/bad_inputs.md shows what TRL's own trainer does with them.
 """
 
 import copy
@@ -27,11 +27,11 @@ from tests.conftest import SMALL, random_rewards
 
 @dataclass(frozen=True)
 class Case:
-    """What is wrong or odd, and what a message must name."""
+    """A wrong or unusual input, and what its message must name."""
 
     culprit: str  # a part of the message: the setting, the column, the reward's name
     config: dict[str, Any] = field(default_factory=dict)
-    trainer: dict[str, Any] | Callable[[Any], dict[str, Any]] = field(default_factory=dict)  # or of a policy
+    trainer: dict[str, Any] | Callable[[Any], dict[str, Any]] = field(default_factory=dict)  # or a function of a policy
     says: tuple[str, ...] = ()
     when: Literal["config", "trainer", "step"] = "trainer"
 
@@ -66,14 +66,14 @@ VALUES: dict[str, list[Any]] = {
     "bf16": ["yes"],
     "chat_template_kwargs": ["thinking"],
 }
-"""Settings that are wrong alone; the culprit is the setting."""
+"""Return cases of settings that are wrong by themselves; the culprit is the setting."""
 
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 1}
 BEST = {"save_strategy": "best", "metric_for_best_model": "loss", **EVALUATED}
 
 
 def together(culprit: str, *says: str, when: Any = "config", **config: Any) -> Case:
-    """Settings that contradict each other, or lack something."""
+    """Return a case of settings that contradict each other, or lack something."""
     return Case(culprit, config, says=says, when=when)
 
 
@@ -128,7 +128,7 @@ DATASETS = {
 
 
 def gives(value: Any) -> Callable[..., Any]:
-    """That value for the second sample, and 0 for the others."""
+    """Return a reward that pays ``value`` for the second sample and 0 for the others."""
 
     def reward(completions: Any, **kwargs: Any) -> Any:
         return [value if index == 1 else 0.0 for index in range(len(completions))]
@@ -202,7 +202,7 @@ RIGHT = {
     "splits to evaluate on": argument("eval_dataset", DatasetDict({"a": dataset(QUESTION), "b": dataset(QUESTION)})),
     "two rewards of one name": rewarded((gives(1.0), gives(0.5))),
 }
-"""Odd, and right: trained on without a word."""
+"""Unusual but right inputs: trained on without a message."""
 
 
 def of(when: str) -> list[str]:
@@ -210,7 +210,7 @@ def of(when: str) -> list[str]:
 
 
 def check(error: BaseException, case: Case) -> None:
-    """Three parts, which name the culprit."""
+    """Check that an error has three parts and names the culprit."""
     said = str(error)
     assert [part for part in (case.culprit, *case.says) if part not in said] == []
     assert [line.split(": ")[0] for line in said.splitlines()[1:]] == ["Where", "What to do"]
@@ -250,7 +250,7 @@ def test_what_is_odd_and_right_trains_without_a_word(name, make_trainer, policy,
     case = RIGHT[name]
     trainer = make_trainer(**{"reward_funcs": random_rewards} | case.config | case.arguments(policy))
     trainer.train()
-    # A configuration warns at the line that makes it, which is conftest's.
+    # A configuration warns at the line that makes it, which is in conftest.py.
     ours = (__file__, tests.conftest.__file__)
     assert [str(one.message) for one in recwarn if "rloo_kit" in one.filename or one.filename in ours] == []
     assert trainer.state.global_step == 1

@@ -1,4 +1,4 @@
-"""What a run writes is whole and finite, and what it did not write is left alone."""
+"""A run's files are whole and finite, and files that it did not write are left alone."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_what_a_user_keeps_beside_checkpoints_survives_resuming_saving_and_a_limit(make_trainer, run, tmp_path):
-    """What has a checkpoint's exact name is moved out of the way, and nothing is deleted."""
+    """A folder with a checkpoint's exact name is moved out of the way, and nothing is deleted."""
     elsewhere, named = tmp_path / "elsewhere", run / "checkpoint-400"
     for folder in (run / "checkpoint-notes-2024", run / "checkpoint-2024-notes", named, elsewhere):
         folder.mkdir(parents=True)
@@ -73,7 +73,7 @@ def test_a_best_step_that_was_never_saved_leaves_the_best_of_those_that_were(mak
 
 
 def checkpoint(folder: Path, step: int = 4) -> Path:
-    """As plain TRL leaves it, with the least that is in it."""
+    """Write a checkpoint like plain TRL's, with only the files needed."""
     folder.mkdir(parents=True)
     (folder / STATE).write_text(f'{{"global_step": {step}}}')
     for name in ("adapter_model.safetensors", "optimizer.pt", "README.md"):
@@ -82,7 +82,7 @@ def checkpoint(folder: Path, step: int = 4) -> Path:
 
 
 def sealed(folder: Path, step: int = 4) -> Path:
-    """As a run of the kit's leaves it."""
+    """Write a checkpoint as a run of the kit leaves it."""
     seal(checkpoint(folder, step), {"step": step})
     return folder
 
@@ -185,7 +185,7 @@ def test_a_disk_that_fills_up_is_named_and_the_last_whole_checkpoint_is_untouche
 
 
 def test_the_last_whole_checkpoint_before_the_weights_were_nan_is_named(make_trainer, run):
-    class Spoil(TrainerCallback):  # a configuration would be refused for it
+    class Spoil(TrainerCallback):  # a callback, since a configuration with NaN is refused
         def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
             for group in optimizer.param_groups:
                 group["weight_decay"] = float("nan")

@@ -1,4 +1,4 @@
-"""RLOOConfig: one meaning on every device, and what it can be given."""
+"""RLOOConfig: the same meaning on every device, and the values it accepts."""
 
 import dataclasses
 import inspect
@@ -34,7 +34,7 @@ def test_an_error_never_shows_a_secret(name):
 
 
 def test_the_best_checkpoint_is_that_of_the_highest_reward():
-    """transformers would take that of the lowest loss."""
+    """transformers would take the one with the lowest loss."""
     settings = rloo_kit.RLOOConfig(save_strategy="best", eval_strategy="steps", load_best_model_at_end=True)
     assert (settings.metric_for_best_model, settings.greater_is_better) == ("eval_reward", True)
 
@@ -66,7 +66,7 @@ def test_an_estimator_of_ones_own_is_kept_by_name_so_that_the_config_can_be_save
 
 
 def test_an_evaluations_batch_holds_whole_groups_where_none_was_asked_for():
-    """TRL's own default is 8, and it refuses what does not divide."""
+    """TRL's own default is 8, which it refuses if K does not divide it."""
     evaluated = {"eval_strategy": "steps", "eval_steps": 5}
     for k, batch in {2: 4, 3: 6, 4: 4, 8: 8}.items():
         settings = rloo_kit.RLOOConfig(num_generations=k, per_device_train_batch_size=k, **evaluated)
@@ -82,7 +82,7 @@ def test_an_evaluations_batch_holds_whole_groups_where_none_was_asked_for():
         ("bf16", {}, {"bf16": True, "fp16": False}, ""),
         ("fp16", {}, {"bf16": False, "fp16": True}, ""),
         ("bf16", {"bf16": False}, {}, ""),
-        ("bf16", {"fp16": False}, {"bf16": True, "fp16": False}, ""),  # as command lines always pass
+        ("bf16", {"fp16": False}, {"bf16": True, "fp16": False}, ""),  # as command lines always pass it
     ],
 )
 def test_the_device_decides_about_the_precision_or_the_configuration(gpu, given, expected, said, monkeypatch, recwarn):

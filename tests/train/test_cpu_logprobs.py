@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies in tiles of the vocabulary: against float64 written out, and unsloth's own path."""
+"""Log-probabilities and entropies in tiles of the vocabulary, against plain float64 and unsloth's own path."""
 
 import rloo_kit  # isort: skip - unsloth first
 
@@ -22,13 +22,13 @@ WIDTH = 16
 
 
 def drawn(rows: int, words: int, spread: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden states (rows, H), a matrix (words, H) and targets (rows,)."""
+    """Draw hidden states (rows, H), a matrix (words, H) and targets (rows,)."""
     hidden = torch.randn(rows, WIDTH, requires_grad=True)
     return hidden, torch.randn(words, WIDTH) * spread, torch.randint(0, words, (rows,))
 
 
 def fused(hidden: Any, weight: Any, targets: Any, *, slope: tuple[float, float] = (1.0, 1.0), **other: Any) -> Any:
-    """TRL's fused head, called as TRL calls it; ``slope`` is temperature and scale."""
+    """Call TRL's fused head as TRL does; ``slope`` is temperature and scale."""
     how = {"bias": None, "softcap": None, "outputs": BOTH, **other}
     return utils._ChunkedLogProbFunction.apply(
         *(hidden, weight, how["bias"], targets, slope[0], 32768, how["softcap"], slope[1], how["outputs"])
@@ -36,20 +36,20 @@ def fused(hidden: Any, weight: Any, targets: Any, *, slope: tuple[float, float] 
 
 
 def in_float64(hidden: Any, weight: Any, targets: Any, slope: float = 1.0) -> tuple[Any, Any, Any]:
-    """By their definition, with the hidden states that they depend on."""
+    """Return log-probabilities and entropies by definition, and the float64 hidden states they depend on."""
     hidden = hidden.detach().double().requires_grad_()
     logs = (slope * hidden @ weight.double().T).log_softmax(1)
     return logs.gather(1, targets.unsqueeze(1)).squeeze(1), -(logs.exp() * logs).sum(1), hidden
 
 
 def close(found: torch.Tensor, exact: torch.Tensor, tolerance: float = 2e-5) -> None:
-    """To float32's rounding of sums of a vocabulary's length."""
+    """Check equality up to float32's rounding of sums over a vocabulary."""
     torch.testing.assert_close(found.double(), exact.double(), rtol=tolerance, atol=tolerance)
 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each call of the head, whether it went by tiles."""
+    """Whether each call of the head was computed in tiles."""
     seen: list[bool] = []
     monkeypatch.setattr(cpu_logprobs, "is_exact", lambda *given: seen.append(is_exact(*given)) or seen[-1])
     return seen
@@ -78,7 +78,7 @@ def test_values_and_gradients_are_those_of_float64_and_of_unsloth(rows, words, s
 
 @pytest.mark.parametrize("lead", [-200.0, 0.0, 25.0, 200.0])
 def test_a_token_far_above_or_below_the_others_keeps_its_precision(lead):
-    """Its log-probability is not rounded to 0, nor its gradient, nor does anything overflow."""
+    """Neither its log-probability nor its gradient is rounded to 0, and nothing overflows."""
     weight = torch.randn(1500, WIDTH) * 0.1
     weight[:, 0] = 0.0
     weight[700, 0] = lead
@@ -131,7 +131,7 @@ def test_where_tiles_are_not_exact_unsloths_path_is_taken(why, taken):
 
 
 def test_the_trainers_log_probabilities_and_entropies_are_stock_trls(make_trainer, taken):
-    """Padding on both sides, a temperature; the LoRA's gradients too."""
+    """With padding on both sides and a temperature; also the LoRA's gradients."""
     trainer = make_trainer(temperature=0.7)
     trainer.model.train()
     ids = torch.randint(0, 400, (3, 12))

@@ -1,8 +1,8 @@
-"""A run that is killed at random moments, its checkpoints damaged in between, is the run that was left alone.
+"""A run that is killed at random moments, with checkpoints damaged in between, equals an undisturbed run.
 
-Compared to the bit: weights, optimizer, and every logged figure but times.  The run has what makes resuming hard:
-several steps a generation batch, two epochs, evaluations, a learning rate that falls.  benchmarks/results/faults.md has
-what a longer form found.
+Weights, optimizer, and every logged figure but times are compared to the bit.  The run has what makes resuming hard:
+several steps per generation batch, two epochs, evaluations, a decaying learning rate.  benchmarks/results/faults.md has
+the results of a longer version.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SETTINGS |= {"save_steps": 1, "save_total_limit": 3}
 TIMES = ("runtime", "per_second", "time")
 
 BEGUN, OUTPUT, RESULT = "begun", "output.txt", "result.json"
-"""In a run's folder: it trains, what it prints, and what came of it."""
+"""Files in a run's folder: a mark that training has begun, the output, and the outcome."""
 
 
 def start(folder: Path, policy: rloo_kit.Policy, task: Any) -> int:
-    """Start the run of a folder, or resume it, in a process forked from this one, which imports nothing anew."""
+    """Start or resume a folder's run in a process forked from this one, which has no imports to repeat."""
     (folder / BEGUN).unlink(missing_ok=True)
     if process := os.fork():
         return process
@@ -60,7 +60,7 @@ def start(folder: Path, policy: rloo_kit.Policy, task: Any) -> int:
 
 
 def outcome(trainer: rloo_kit.RLOOTrainer) -> dict[str, Any]:
-    """What two equal runs have in common, weights and optimizer as digests."""
+    """Return what equal runs have in common: digests of weights and optimizer, and the log without times."""
     import torch
 
     def digest(tensors: Any) -> str:
@@ -85,7 +85,7 @@ def flip(file: Path, draw: random.Random) -> None:
 
 
 def trains(folder: Path) -> bool:
-    """Whether the run of a folder has begun and has a checkpoint, of this start or an earlier one."""
+    """Return whether a folder's run has begun and has a checkpoint, from this start or an earlier one."""
     return (folder / BEGUN).exists() and any(folder.glob("checkpoint-*"))
 
 
@@ -97,18 +97,18 @@ DAMAGE: dict[str, Callable[[Path, random.Random], None]] = {
 
 
 def damage(folder: Path, kind: str, draw: random.Random) -> None:
-    """Damage a file of a run's newest checkpoint.  None is left where the run had just removed a damaged one."""
+    """Damage a file of a run's newest checkpoint, if any: the run may have just removed a damaged one."""
     checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda one: int(one.name.split("-")[1]))
     if not checkpoints:
         return
     files = [file for file in sorted(checkpoints[-1].iterdir()) if file.is_file() and file.stat().st_size]
-    DAMAGE[kind](draw.choice([file for file in files if file.name != "README.md"]), draw)  # a user's to edit
+    DAMAGE[kind](draw.choice([file for file in files if file.name != "README.md"]), draw)  # users may edit it
 
 
 def tried(signals: list[signal.Signals], seed: int) -> dict[str, Any]:
-    """Stop a run with these signals, one after the other, and damage a checkpoint after each SIGKILL, in every way in
-    turn; exit statuses, and outcomes beside that of one left alone.  A run that is done before its signal comes is
-    followed by another."""
+    """Stop a run with these signals in turn, and damage a checkpoint after each SIGKILL, in each way in turn.  Return
+    exit statuses and outcomes, and the outcome of an undisturbed run.  If a run ends before its signal, another
+    starts."""
     draw, policy = random.Random(seed), rloo_kit.load_policy("tiny", seed=0)
     task = rloo_kit.tasks.addition(n_train=6, n_held_out=2, seed=0)
     found: dict[str, Any] = {"statuses": [], "outcomes": []}
@@ -128,7 +128,7 @@ def tried(signals: list[signal.Signals], seed: int) -> dict[str, Any]:
                 os.kill(process, signals[0])
                 code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
                 if not (folder / RESULT).exists():
-                    # As a shell counts it: 143 also where SIGTERM came before the run listened to it.
+                    # As in a shell: also 143 if SIGTERM came before the run handled it.
                     found["statuses"].append(code if code >= 0 else 128 - code)
                     if signals.pop(0) == signal.SIGKILL:
                         damage(folder, next(ways), draw)

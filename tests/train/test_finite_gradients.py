@@ -1,4 +1,4 @@
-"""No gradient that is not finite reaches a weight, and fp16's search for a loss scale has an end: here on a CPU."""
+"""No non-finite gradient reaches a weight, and fp16's search for a loss scale ends; tested on a CPU."""
 
 import contextlib
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tests.train.weights import same, trained
 def in_half(make_trainer: Any, fresh_policy: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """``in_half(**config)``: a trainer under torch's loss scaler.
 
-    On a policy of its own: accelerate wraps its forward in autocast for good.
+    It has a fresh policy, since accelerate wraps its forward in autocast for good.
     """
 
     def make(**settings: Any) -> Any:

@@ -1,4 +1,4 @@
-"""full_finetuning: all weights are trained, beside a second model as the reference, and the plan counts both."""
+"""full_finetuning: all weights are trained, a second model is the reference, and the plan counts both."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ STEPS: Any = {"max_steps": 2, "learning_rate": 1e-3, "beta": 0.05, "temperature"
 
 
 RATES = [("float32", 1e-3), ("bfloat16", 3e-2)]
-"""Precision and learning rate: bfloat16 keeps no change below 1/256 of a weight, and norms are about 1."""
+"""Precision and learning rate: bfloat16 drops changes below 1/256 of a weight, and norm weights are about 1."""
 
 
 @pytest.mark.parametrize(("dtype", "rate"), RATES)
 def test_every_weight_is_trained_and_the_reference_is_the_policy_at_the_start(dtype, rate, make_trainer):
     policy = rloo_kit.load_policy("tiny", full_finetuning=True, dtype=dtype)
     with torch.no_grad():
-        policy.model.model.norm.weight.mul_(1.5)  # the reference is not what the disk has
+        policy.model.model.norm.weight.mul_(1.5)  # so the reference differs from the file on disk
     before = trained(policy.model)
     trainer = make_trainer(random_rewards, model=policy, **{**STEPS, "learning_rate": rate})
     assert trainer.ref_model.dtype == policy.model.dtype == getattr(torch, dtype)

@@ -1,4 +1,4 @@
-"""``report_to``: what arrives at trackio, which needs no account; tests/conftest.py sets the folder it writes to."""
+"""``report_to``: what reaches trackio, which needs no account; tests/conftest.py sets the folder it writes to."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The policy-gradient loss: weights, clipping, masks.  Against the formula written out: tests/train/test_update.py."""
+"""The policy-gradient loss: weights, clipping, masks; tests/train/test_update.py compares it with the formula."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_a_completion_without_a_scored_token_has_a_finite_weight(aggregation):
         (1.5, 1.0, -1.2, 0.0),
         # a bad completion that became unlikely enough is pushed no further
         (0.5, -1.0, 0.8, 0.0),
-        # a good one that became unlikely and a bad one that became likely are pushed back
+        # a good completion that became unlikely and a bad one that became likely are pushed back
         (0.5, 1.0, -0.5, -0.5),
         (1.5, -1.0, 1.5, 1.5),
     ],
@@ -62,7 +62,7 @@ def test_the_ratio_is_clipped_on_the_side_where_the_step_has_gone_far_enough(lev
 
 
 def test_one_ratio_for_the_sequence_is_clipped_where_no_token_is():
-    # five tokens, each 10 % likelier: within the range one by one, 61 % together
+    # five tokens, each 10 % likelier: each within the range, but 61 % together
     logps, old, mask = torch.full((1, 5), math.log(1.1)), torch.zeros(1, 5), torch.ones(1, 5)
     for level, loss in (("completion", -1.2), ("token", -5.5), ("sequence", -5.5)):
         assert policy_loss(logps, old, torch.ones(1), mask, level, CLIP)[0].item() == pytest.approx(loss)

@@ -26,7 +26,7 @@ def test_what_is_clipped_is_counted_where_the_advantage_would_push_on(ratio, exp
 
 
 def test_the_logged_entropy_is_the_mean_over_sampled_tokens_and_counts_no_padding(make_trainer, loaded_once):
-    """Of rows of unequal lengths in two micro-batches, against each row by itself; what health judges by."""
+    """Rows of unequal lengths in two micro-batches against each row by itself; health rules read this entropy."""
     sampled: list[tuple[Any, list[int]]] = []
 
     def keeps(prompts: Any, completion_ids: Any, **kwargs: Any) -> list[float]:
@@ -36,7 +36,7 @@ def test_the_logged_entropy_is_the_mean_over_sampled_tokens_and_counts_no_paddin
     settings = {"gradient_accumulation_steps": 2, "max_completion_length": 40, "skip_zero_variance_groups": False}
     trainer = make_trainer(keeps, **settings, temperature=1.2, logging_steps=1)
     trainer.train()
-    policy, entropies = as_loaded(loaded_once), []  # as it was when it sampled
+    policy, entropies = as_loaded(loaded_once), []  # with the weights that sampled
     for prompt, ids in sampled:
         (asked,) = policy.tokenize([prompt])
         with torch.no_grad():

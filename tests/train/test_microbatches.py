@@ -1,4 +1,4 @@
-"""Laying out moves rows between micro-batches and cuts padding; it drops no row, doubles none, changes no token."""
+"""Laying out moves rows between micro-batches and trims padding; it drops or repeats no row and changes no token."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from rloo_kit.train.microbatches import lay_out, select
 @settings(max_examples=200, deadline=None)
 def test_every_row_is_in_exactly_one_micro_batch_and_none_is_too_full(per_batch, batches, size, data):
     count = data.draw(st.integers(0, per_batch * batches))
-    most = range(math.ceil(count / per_batch), min(batches, count) + 1)  # what there are blocks for
+    most = range(math.ceil(count / per_batch), min(batches, count) + 1)  # as many as there are blocks for
     needed = data.draw(st.sampled_from([0, *most]))
     blocks = [list(range(i * size, i * size + size)) for i in range(count)]
     laid = lay_out(blocks, per_batch, batches, needed)
@@ -30,7 +30,7 @@ PAD = 0
 
 
 def batch_of(prompts: list[int], completions: list[int]) -> dict[str, torch.Tensor]:
-    """Rows of these lengths: prompt tokens 11, 12, ... padded left, completion tokens 21, ... padded right."""
+    """Return rows of these lengths: prompt tokens 11, 12, ... padded left, completion tokens 21, ... padded right."""
     p, c = max(prompts), max(completions)
     prompt_mask = torch.tensor([[0] * (p - n) + [1] * n for n in prompts])
     completion_mask = torch.tensor([[1] * n + [0] * (c - n) for n in completions])

@@ -1,6 +1,6 @@
-"""Two processes make the update that one makes with the same global batch.
+"""Two processes make the same update as one process with the same global batch.
 
-The first settings stand for the others, which make long runs.
+The first settings stand for the others, which run only among the long tests.
 """
 
 import json

@@ -119,7 +119,7 @@ CASES: list[dict[str, Any]] = [
 ]
 TWICE: dict[str, Any] = {"num_iterations": 2, "max_steps": 2, "gradient_accumulation_steps": 1}
 TWICE |= {"epsilon": 0.01, "epsilon_high": 0.02}
-"""Two updates on a batch, so that the second one is off policy, and clipped."""
+"""Two updates per batch, so that the second is off-policy and clipped."""
 
 
 @pytest.mark.filterwarnings("ignore:.*were cut:UserWarning")

@@ -1,4 +1,4 @@
-"""A run twice, stopped, killed and resumed."""
+"""A run that is repeated, stopped, killed and resumed."""
 
 import os
 import pickle
@@ -49,24 +49,24 @@ def test_a_cell_stopped_within_a_step_goes_on_with_fresh_completions(make_traine
 
 
 def test_a_resumed_run_takes_the_learning_rate_that_it_is_given(make_trainer):
-    """transformers takes it from the checkpoint, so that lowering it would have no effect."""
+    """transformers takes it from the checkpoint, so lowering it would have no effect."""
     schedule = {"lr_scheduler_type": "linear", "save_strategy": "steps", "save_steps": 2, "weight_decay": 0.0}
     make_trainer(max_steps=2, learning_rate=4e-3, **schedule).train()
     trainer = make_trainer(max_steps=4, learning_rate=1e-3, **{**schedule, "weight_decay": 0.1})
     with pytest.warns(UserWarning, match=r"learning_rate=0.001 \(it was 0.004\)"):
         trainer.train(resume_from_checkpoint=True)
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
-    # Linear to 0 over 2 steps of 4e-3, then the last two of 4 steps of 1e-3.
+    # From 4e-3 linearly to 0 over 2 steps, then the last two of 4 steps from 1e-3.
     assert rates == pytest.approx([4e-3, 2e-3, 0.5e-3, 0.25e-3])
     assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.1, 0.0}
 
 
 def test_resuming_a_run_that_is_done_restores_the_adapter_beside_its_reference_and_trains_nothing(make_trainer):
-    """transformers loads the adapters in a checkpoint's subfolders and then not the one at its top."""
+    """If a checkpoint has adapters in subfolders, transformers loads them and not the one at the top."""
     settings = {**SAVED, "beta": 0.05, "learning_rate": 0.05}
     first, other = (rloo_kit.load_policy("tiny", seed=0) for _ in range(2))
     for policy in (first, other):
-        leave_the_reference(policy.model)  # else the reference is the base
+        leave_the_reference(policy.model)  # otherwise the reference is the base
     make_trainer(random_rewards, model=first, **settings).train()
     trainer = make_trainer(random_rewards, model=other, **settings)
     assert trainer.train(resume_from_checkpoint=True).global_step == 2
@@ -123,7 +123,7 @@ def scaled(factor: float) -> Any:
 
 @pytest.fixture
 def said(recwarn: pytest.WarningsRecorder) -> Any:
-    """What warnings say of a resumed run that is not the same, since the last call."""
+    """Return the warnings since the last call that a resumed run differs from its checkpoint."""
 
     def said() -> list[str]:
         found = [str(one.message) for one in recwarn if "not as in the checkpoint" in str(one.message)]
@@ -136,7 +136,7 @@ def said(recwarn: pytest.WarningsRecorder) -> Any:
 def test_what_is_changed_on_purpose_is_named_once_with_its_old_and_its_new_value(make_trainer, task, said):
     both = {"reward_funcs": [scaled(1.0), random_rewards], "reward_weights": [1.0, 0.5]}
     make_trainer(**both, **SAVED).train()
-    rows = Dataset.from_list(list(task.train))  # the same, and made otherwise
+    rows = Dataset.from_list(list(task.train))  # the same rows, made in another way
     same = make_trainer(**both, train_dataset=rows, **{**SAVED, "max_steps": 3})
     same.train(resume_from_checkpoint=True)
     assert said() == [], "more steps on a constant schedule are no other run"
@@ -148,12 +148,12 @@ def test_what_is_changed_on_purpose_is_named_once_with_its_old_and_its_new_value
     assert other.state.global_step == 4
     assert "rewards=['length x 2'] (it was ['length x 1', 'random_rewards x 0.5'])" in told
     assert "dataset=[63, " in told
-    before = {**vars(rloo_kit.RLOOConfig(output_dir="a")), "beta": 0.0}  # as make_trainer has it
+    before = {**vars(rloo_kit.RLOOConfig(output_dir="a")), "beta": 0.0}  # as in make_trainer
     for name, value in changed.items():
         assert f"{name}={value!r} (it was {before[name]!r})" in told
 
 
-OTHERS: dict[str, Any] = {  # arguments of load_policy, settings, what is said
+OTHERS: dict[str, Any] = {  # arguments of load_policy, settings, the message
     "lora_alpha": ({"lora_alpha": 7}, {}, r"lora_alpha=7 \(it was 16\)"),
     "modules": ({"target_modules": ["q_proj"]}, {}, r"target_modules=\['q_proj'\] \(it was \['down_proj', "),
     "bits": ({"load_in_4bit": False}, {}, r"bits=16 \(it was 4\)"),
@@ -210,7 +210,7 @@ def test_each_epoch_has_an_order_of_its_own_also_in_a_run_that_is_resumed_there(
 
 
 def test_nothing_of_a_malicious_pickle_is_run(make_trainer, tmp_path):
-    settings = {**SAVED, "max_steps": 1, "num_iterations": 2}  # so that a batch goes on after step 1
+    settings = {**SAVED, "max_steps": 1, "num_iterations": 2}  # so that a batch is used again after step 1
     make_trainer(random_rewards, **settings).train()
     folder = tmp_path / "run" / "checkpoint-1"
     assert (folder / "rollout_0.pt").is_file()

@@ -1,4 +1,4 @@
-"""A rollout: padding, references, and scores that are checked."""
+"""A rollout: padding, references, and checked scores."""
 
 import os
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_what_a_reward_seeds_or_switches_is_put_back_also_where_it_fails(make_tr
 
 @pytest.mark.parametrize("score", [torch.nan, torch.inf])
 def test_a_reward_models_score_that_is_not_finite_is_named(score, make_trainer, monkeypatch):
-    """TRL would take NaN for "does not apply"; a function's scores are checked where it is called."""
+    """TRL would take NaN to mean "does not apply"; the scores of functions are checked where they are called."""
     trainer = make_trainer()
     trainer.reward_funcs, trainer.reward_func_names = [torch.nn.Linear(1, 1)], ["judge"]
     scores = torch.tensor([[0.5], [score]])

@@ -1,4 +1,4 @@
-"""The model cards of a run: in its folder, in its checkpoints, and of what the policy saves after it."""
+"""The model cards of a run: in its folder, in its checkpoints, and in what the policy saves afterwards."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A prompt computed once for all of its completions: log-probabilities, entropies and gradients of the plain pass."""
+"""A prompt computed once for all its completions gives the plain pass's log-probabilities, entropies and gradients."""
 
 import rloo_kit  # isort: skip - unsloth first
 
@@ -15,7 +15,7 @@ from tests.train.weights import leave_the_reference
 
 @pytest.fixture(scope="module")
 def unchecked() -> rloo_kit.Policy:
-    """In float32, without gradient checkpointing, and with a LoRA that does something."""
+    """A policy in float32, without gradient checkpointing, whose LoRA differs from 0."""
     policy = rloo_kit.load_policy("tiny", load_in_4bit=False, gradient_checkpointing=False, dtype="float32")
     torch.manual_seed(0)
     leave_the_reference(policy.model, std=0.1)
@@ -31,7 +31,7 @@ def trainer(unchecked: rloo_kit.Policy, make_trainer: Any) -> Any:
 
 @pytest.fixture
 def passed(unchecked: rloo_kit.Policy) -> Any:
-    """The shape (rows, tokens) of all that went through the layers."""
+    """The shapes (rows, tokens) of the inputs that went through the layers."""
     shapes: list[tuple[int, ...]] = []
     (backbone,) = (module for module in unchecked.model.modules() if hasattr(module, "embed_tokens"))
     hook = backbone.layers[0].register_forward_pre_hook(lambda _, given: shapes.append((*given[0].shape[:2],)))
@@ -40,7 +40,7 @@ def passed(unchecked: rloo_kit.Policy) -> Any:
 
 
 def batch_of(trainer: Any, prompts: list[int], completions: list[list[int]]) -> dict[str, torch.Tensor]:
-    """Prompts and each one's completions, of these lengths."""
+    """Return prompts, and the completions of each, with these lengths."""
     drawn = [torch.randint(1, 400, (length,)).tolist() for length in prompts]
     rows = [(prompt, length) for prompt, lengths in zip(drawn, completions, strict=True) for length in lengths]
     answers = [torch.randint(1, 400, (length,)).tolist() for _, length in rows]
@@ -49,7 +49,7 @@ def batch_of(trainer: Any, prompts: list[int], completions: list[list[int]]) -> 
 
 
 def found(trainer: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probabilities, entropies, and the LoRA's gradient of a weighted sum of the first."""
+    """Return log-probabilities, entropies, and the LoRA's gradient of a weighted sum of log-probabilities."""
     given = microbatches.model_inputs(batch)
     logps, entropies, _ = trainer._get_per_token_logps_and_entropies(trainer.model, *given, compute_entropy=True)
     weights = torch.linspace(-1, 1, logps.numel()).view_as(logps) * batch["completion_mask"]
@@ -115,8 +115,8 @@ def test_on_a_cpu_the_trainer_keeps_to_what_the_policy_was_loaded_with(tmp_path)
 def test_on_a_cpu_the_plan_decides_whether_layers_are_computed_again_and_the_gradient_is_the_same(
     fresh_policy, make_trainer, monkeypatch
 ):
-    """As often as it is asked: a second trainer of the policy may find less memory."""
-    leave_the_reference(fresh_policy.model)  # else the LoRA's A has no gradient
+    """Anew for each trainer: a second trainer of the policy may find less memory."""
+    leave_the_reference(fresh_policy.model)  # otherwise the LoRA's A has no gradient
     norms: list[float] = []
     for usable_bytes, recomputed in ((2**40, False), (1, True), (2**40, False)):
         device = Device("this CPU", usable_bytes, on_gpu=False)

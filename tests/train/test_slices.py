@@ -1,4 +1,4 @@
-"""The trainer samples its batch in slices: as the plan says, in order, and fewer at once where memory runs out."""
+"""The trainer samples its batch in slices: as planned, in order, and in smaller slices if memory runs out."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ from tests.policy.conftest import watched
 
 @pytest.fixture(autouse=True)
 def much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan's, whatever this machine has free."""
+    """Give the plan much memory, whatever this machine has free."""
     much = Device("this CPU", 2**40, on_gpu=False)
     monkeypatch.setattr("rloo_kit.memory.plan.device_of", lambda card: much)
 
@@ -59,7 +59,7 @@ def test_by_default_as_many_are_sampled_at_once_as_the_plan_says_fit(
     trainer = make_trainer(per_device_train_batch_size=4, gradient_accumulation_steps=16)
     planned = trainer.memory_plan
     assert (planned.sampled_rows, planned.sliced) == (64, "")
-    # Of 56; with fewer, the training pass of the tiny policy takes more than its sampling.
+    # With slices below 56 rows, the tiny policy's training pass takes more memory than its sampling.
     settings = dataclasses.replace(planned.settings, generation_rows=56)
     needs = type(planned).of(planned.model, settings, planned.device)
     device = Device("a small CPU", needs.peak_bytes + needs.estimated_bytes // 2, on_gpu=False)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: the last finished step is saved, whenever they come."""
+"""SIGTERM and SIGINT: the last finished step is saved, whenever the signal arrives."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def send(number: int = signal.SIGTERM) -> None:
 
 
 def during(trainer: Any, method: str, step: int) -> None:
-    """Have SIGTERM come once within a method, after ``step`` steps."""
+    """Send SIGTERM once within a method, after ``step`` steps."""
     original, sent = getattr(trainer, method), []
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,7 @@ def test_a_step_in_progress_is_dropped_and_taken_again(make_trainer, tmp_path, m
 
 
 def test_a_stop_within_a_generation_batch_goes_on_with_its_rest(make_trainer):
-    """Of three steps on a batch the second is stopped: its completions are those of the first, and of the third."""
+    """Three steps share a batch, and the second is stopped: resumed, it and the third use the same completions."""
     sampled: list[int] = []
 
     def counts(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float]:
@@ -135,7 +135,7 @@ def test_the_stop_button_shows_one_line_in_ipython_and_stays_keyboard_interrupt_
     monkeypatch.setattr(resume, "running_shell", lambda: "a shell")
     with pytest.raises(KeyboardInterrupt) as shown:
         trainer.train()
-    assert shown.value._render_traceback_() == [line]  # what IPython shows in place of a traceback
+    assert shown.value._render_traceback_() == [line]  # what IPython shows instead of a traceback
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork has the handlers of its parent")

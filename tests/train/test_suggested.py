@@ -12,7 +12,7 @@ from rloo_kit.train.suggested import GUESS, MEASURED, _evidence
 
 CARDS = ("rtx 4060", "rtx 3060 12gb", "rtx 4060 ti 16gb", "rtx 4090")
 FIT = {"qwen3-0.6b": 4, "qwen3-4b": 4, "qwen3-8b": 3, "qwen3-14b": 2}
-"""Policy -> on how many of the largest cards it fits."""
+"""Policy -> the number of cards, largest first, on which it fits."""
 
 
 def reasons(config: Any) -> dict[str, str]:

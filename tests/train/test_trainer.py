@@ -1,4 +1,4 @@
-"""RLOOTrainer: which passes a step takes, what it logs, and TRL's arguments meaning what they mean in TRL."""
+"""RLOOTrainer: the passes of a step, what it logs, and TRL's arguments with the same meaning as in TRL."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 
 def half_dead(problem: Any, **kwargs: Any) -> list[float]:
-    """Every second prompt of a batch pays its two completions the same."""
+    """Pay both completions of every second prompt the same."""
     return [float(index % 2 and index // 2 % 2) for index in range(len(problem))]
 
 
@@ -112,7 +112,7 @@ def test_a_trainer_is_refused_once_a_later_one_has_changed_the_reference_of_its_
             earlier.train()
     plain.evaluate()
     third.train()
-    same.evaluate()  # its copy was of the same weights
+    same.evaluate()  # its reference is a copy of the same weights
     built(0.0)
     with pytest.raises(ConfigError, match="another reference"):
         same.evaluate()

@@ -1,4 +1,4 @@
-"""Several processes and vLLM: what would go on in silence with something else is refused; precision stays."""
+"""Several processes and vLLM: settings that would silently train something else are refused; precision stays."""
 
 import copy
 from contextlib import nullcontext
@@ -40,14 +40,14 @@ def test_processes_with_rows_in_another_order_fewer_or_other_answers_are_refused
 @pytest.mark.parametrize("where", [SERVER, COLOCATE])
 def test_packed_weights_are_not_sent_to_vllm(policy, make_trainer, monkeypatch, where):
     packed = [p for p in policy.model.parameters() if hasattr(p, "quant_state")]
-    if not packed:  # bitsandbytes has no 4 bit for this processor
+    if not packed:  # bitsandbytes has no 4-bit weights on this processor
         monkeypatch.setattr(next(policy.model.parameters()), "quant_state", object(), raising=False)
     with pytest.raises(ValueError, match=r"packed bytes of 4-bit weights[\s\S]*load_in_4bit=False"):
         make_trainer(**where)
 
 
 def with_engine(standby: bool) -> torch.nn.Module:
-    """A model as unsloth leaves it; its packed weights are vLLM's own, and nothing is sent."""
+    """Return a model as unsloth leaves it; its packed weights are vLLM's own, so nothing is sent."""
     model = torch.nn.Linear(2, 2)
     model.weight.quant_state = object()  # type: ignore[attr-defined]
     settings = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=standby))
@@ -69,7 +69,7 @@ def test_the_trainers_settings_are_those_of_the_policys_own_engine_or_refused():
 
 
 def test_a_step_of_a_small_learning_rate_moves_nearly_every_weight(make_trainer, policy):
-    """In bfloat16, as stock TRL has it on a CPU, 3 % of them."""
+    """In bfloat16, as plain TRL trains on a CPU, it moves 3 % of them."""
     leave_the_reference(policy.model, std=0.02)
     before = trained(policy.model)
     trainer = make_trainer(reward_funcs=random_rewards, learning_rate=1e-5, lr_scheduler_type="constant")

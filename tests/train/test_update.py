@@ -1,4 +1,4 @@
-"""The update is the one that stock TRL would make, whichever work is left out on the way."""
+"""The update equals that of plain TRL, whatever work the kit skips on the way."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ class Gradients(TrainerCallback):
 
 
 def some_dead(completion_ids: Any, problem: Any, **kwargs: Any) -> list[float | None]:
-    """All completions of half of the prompts earn the same; of the others' a few cannot be scored."""
+    """Pay all completions of half of the prompts the same; a few of the others' are not scored."""
     pays = []
     for ids, text in zip(completion_ids, problem, strict=True):
         alive = sum(map(ord, text)) % 2
@@ -53,10 +53,10 @@ def one_run(
 ) -> tuple[Any, list[dict[str, torch.Tensor]]]:
     """Train a policy that has left its reference, in float32, so that differences are not lost to bfloat16.
 
-    With ``grpo`` stock TRL's trainer is GRPO's, and ours has the configuration that ``from_grpo`` makes of its own.
+    With ``grpo``, TRL's trainer is its GRPOTrainer, and ours gets that trainer's configuration by ``from_grpo``.
     """
     given = {"output_dir": str(folder), **COMMON, **settings}
-    own = {"fast_sampling": False}  # multinomial draws the completions that stock TRL draws
+    own = {"fast_sampling": False}  # multinomial draws the same completions as plain TRL
     make: type = trl.GRPOTrainer if grpo else trl.RLOOTrainer
     if ours:
         make = rloo_kit.RLOOTrainer
@@ -70,10 +70,10 @@ def one_run(
     generator = torch.Generator().manual_seed(1)
     for name, parameter in trainer.model.named_parameters():
         if parameter.requires_grad:
-            parameter.data = parameter.data.bfloat16().float()  # stock TRL has rounded its own
+            parameter.data = parameter.data.bfloat16().float()  # plain TRL has rounded its own
             if "lora_B" in name:
                 parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
-    # With stock's head: ours in tiles rounds otherwise, and test_cpu_logprobs holds it to float64.
+    # With TRL's head: ours in tiles rounds differently, and test_cpu_logprobs compares it with float64.
     products = nullcontext() if ours else mock.patch.object(cpu_products, "by_onednn", return_value=False)
     with mock.patch.object(cpu_logprobs, "is_exact", return_value=False), products:
         trainer.train()
@@ -81,7 +81,7 @@ def one_run(
 
 
 def assert_same_gradients(expected: list[dict[str, torch.Tensor]], found: list[dict[str, torch.Tensor]]) -> None:
-    """Of each step, all weights in one vector."""
+    """Compare each step's gradients, all weights in one vector."""
     for step, (theirs, mine) in enumerate(zip(expected, found, strict=True)):
         assert theirs.keys() == mine.keys()
         flat = [torch.cat([side[name].flatten() for name in theirs]) for side in (theirs, mine)]
@@ -90,7 +90,7 @@ def assert_same_gradients(expected: list[dict[str, torch.Tensor]], found: list[d
 
 
 RUNS: dict[str, tuple[Any, Any]] = {}
-"""Stock TRL's runs, which several cases share."""
+"""Plain TRL's runs, which several cases share."""
 
 SGD = {"optim": "sgd", "learning_rate": 0.1}
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -131,7 +131,7 @@ def test_the_update_is_that_of_stock_trl(name, loaded_once, task, tmp_path):
     assert_same_gradients(gradients, ours)
     logs = [[entry for entry in run.state.log_history if "grad_norm" in entry] for run in (expected, trainer)]
     metrics = {"reward", "reward_std", "rewards/some_dead/mean", "completions/mean_length", "num_tokens"}
-    if trainer._trains_on_all:  # shares of what is trained on differ where zero-variance groups are left out
+    if trainer._trains_on_all:  # otherwise these shares are of fewer rows than TRL's
         metrics |= {f"clip_ratio/{share}" for share in ("low_mean", "high_mean", "region_mean")}
     for theirs, mine in zip(*logs, strict=True):
         for metric in metrics:
@@ -142,7 +142,7 @@ def test_the_update_is_that_of_stock_trl(name, loaded_once, task, tmp_path):
     assert any(min(shares) > 0 for shares in dead), "the test has zero-variance groups, which no KL term hides"
 
     shown = list(expected._logs["advantages"])
-    if trainer.passes.advantages_wait:  # then they are shown before the KL term
+    if trainer.passes.advantages_wait:  # then the log shows them before the KL term
         scores = torch.tensor(list(trainer._logs["rewards"]["some_dead"]))
         shown = advantages.rloo(scores.view(-1, 4)).flatten().tolist()
     assert list(trainer._logs["advantages"]) == pytest.approx(shown, abs=1e-5)
@@ -158,14 +158,14 @@ def test_a_mixture_of_experts_is_balanced_as_in_stock_trl(loaded_once, task, tmp
     lora = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     moe = (SimpleNamespace(model=model, tokenizer=tokenizer), lora)
     settings = {"beta": 0.0, "gradient_accumulation_steps": 2, "router_aux_loss_coef": 10.0}
-    settings |= {"gradient_checkpointing": False}  # else no pass would go on from the prompts' cache
+    settings |= {"gradient_checkpointing": False}  # otherwise no pass would reuse the prompts' cache
     stock, gradients = one_run(False, moe, task, tmp_path / "stock", **settings)
     trainer, ours = one_run(True, moe, task, tmp_path, skip_zero_variance_groups=False, **settings)
     assert_same_gradients(gradients, ours)
     assert trainer.state.log_history[0]["aux_loss"] == pytest.approx(stock.state.log_history[0]["aux_loss"])
 
 
-# --- every estimator, KL term and aggregation, on a batch that is written down ------------------------------
+# --- every estimator, KL term and aggregation, on a fixed batch -----------------------------------------------
 
 GROUPS, K, TOKENS, LIMIT = 2, 4, 5, 7
 EPSILON, EPSILON_HIGH, BETA = 0.2, 0.28, 0.3
@@ -173,7 +173,7 @@ EPSILON, EPSILON_HIGH, BETA = 0.2, 0.28, 0.3
 
 @pytest.fixture(scope="module")
 def written() -> dict[str, torch.Tensor]:
-    """Log-probabilities, lengths and rewards of two groups of four; the last completion is not scored."""
+    """A fixed batch: log-probabilities, lengths and rewards of two groups of four; the last one is not scored."""
     drawn = -torch.rand(3, GROUPS * K, TOKENS, generator=torch.Generator().manual_seed(0))
     return {
         **dict(zip(("sampled", "now", "reference"), drawn, strict=True)),
@@ -189,7 +189,7 @@ def by_hand(
     settings: dict[str, str],
     rows: Sequence[int] = range(GROUPS * K),
 ) -> torch.Tensor:
-    """The loss of an update on these completions, one by one and token by token."""
+    """Return the loss of an update on these completions, one by one and token by token."""
     lengths, rewards = written["lengths"].tolist(), written["rewards"].tolist()
 
     def kl(log_policy: torch.Tensor, row: int, t: int) -> torch.Tensor:
@@ -243,7 +243,7 @@ def by_hand(
 
 @pytest.fixture(scope="module")
 def on_paper(task: Any, tmp_path_factory: Any) -> Any:
-    """A trainer whose completions and log-probabilities are those written down."""
+    """A trainer whose completions and log-probabilities are replaced by the fixed batch."""
     batch = {"num_generations": K, "per_device_train_batch_size": K, "gradient_accumulation_steps": GROUPS}
     clip: dict[str, Any] = {"epsilon": EPSILON, "epsilon_high": EPSILON_HIGH, "beta": BETA}
     folder = str(tmp_path_factory.mktemp("paper"))
@@ -259,13 +259,13 @@ Played = list[tuple[list[int], torch.Tensor]]
 
 
 def mean_loss(micro_batches: Played) -> torch.Tensor:
-    """As transformers accumulates it."""
+    """Return the loss that transformers accumulates."""
     return torch.stack([loss for _, loss in micro_batches]).mean()
 
 
 @pytest.fixture
 def play(on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Played]:
-    """``play(now, **settings)``: what the trainer makes of the batch that is written down."""
+    """``play(now, **settings)``: what the trainer computes from the fixed batch."""
 
     def played(now: torch.Tensor, **settings: Any) -> Played:
         def rollout(examples: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -329,7 +329,7 @@ def test_loss_and_gradient_are_those_of_the_formula_written_out(play, written, o
 @pytest.mark.parametrize("loss_aggregation", HOW)
 def test_each_of_two_updates_on_a_generation_batch_is_a_mean_over_its_own_completions(play, written, loss_aggregation):
     settings = {**EVERY[0], "loss_aggregation": loss_aggregation}
-    torch.manual_seed(1)  # TRL shuffles a generation batch; by this one the halves differ in length
+    torch.manual_seed(1)  # TRL shuffles a generation batch; with this seed its halves differ in length
     updates = play(written["now"], gradient_accumulation_steps=1, steps_per_generation=GROUPS, **settings)
     assert sorted(row for rows, _ in updates for row in rows) == list(range(GROUPS * K))
     tokens = [int(written["lengths"][rows].sum()) for rows, _ in updates]

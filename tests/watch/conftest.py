@@ -1,4 +1,4 @@
-"""One real run for the whole room: cut at 4 tokens, stopped for that, drawn live, reported to another reporter."""
+"""One real run for all watch tests: cut at 4 tokens, stopped for that, drawn live, and reported to a logger."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ from tests.conftest import SMALL, right_after_thought
 
 
 class Notebook:
-    """A notebook that keeps the pictures it is shown, and whose clock stands still until a ``second`` passes."""
+    """A notebook that keeps the pictures shown in it, with a clock that moves only by calls of ``second``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -44,7 +44,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
 
 @pytest.fixture(scope="session")
 def stopped_run(task: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """``trainer``, what it ``printed``, the ``pictures`` shown, and the ``logs`` that another reporter got."""
+    """``trainer``, what it ``printed``, the ``pictures`` shown, and the ``logs`` that the logger got."""
     seen: list[dict[str, Any]] = []
 
     class Elsewhere(TrainerCallback):
@@ -63,7 +63,7 @@ def stopped_run(task: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNa
         policy = rloo_kit.load_policy("tiny", seed=0)
         trainer = rloo_kit.RLOOTrainer(policy, right_after_thought, config, task.train)
         with contextlib.redirect_stdout(printed), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it also warns that completions are cut: test_truncation.py
+            warnings.simplefilter("ignore")  # it also warns that completions are cut
             trainer.train()
     return SimpleNamespace(
         trainer=trainer, printed=printed.getvalue(), pictures=notebook.pictures, logs=seen, displayed=notebook.displayed

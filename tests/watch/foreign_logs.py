@@ -1,9 +1,9 @@
-"""Logs in the shape of plain TRL 1.15 and unsloth, simulated: sick ones of many kinds, and healthy ones.
+"""Simulate logs of plain TRL 1.15 and unsloth: sick runs of many kinds, and healthy runs.
 
-For test_foreign.py and the docs' table of symptoms.  A run draws completions: each prompt has a chance of its own, each
-completion a format, an answer and a length; figures that no completion decides (KL, entropy, gradient, learning rate)
-follow a course with noise.  No policy is trained, so this tells whether a course that looks like this is named, and
-nothing about what causes it.
+For test_foreign.py and the docs' table of symptoms.  A run draws completions: each prompt has its own chance, each
+completion a format, an answer and a length.  Figures that do not depend on completions (KL, entropy, gradient, learning
+rate) follow a course with noise.  No policy is trained, so the logs show whether a course is named, but nothing about
+its causes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rloo_kit.watch.statistics import Entry
 from tests.watch.logs import averaged, from_step
 
 Course = Callable[[int], float]
-"""A figure by the step, from 1."""
+"""A figure as a function of the step, from 1."""
 
 
 def flat(value: float) -> Course:
@@ -26,12 +26,12 @@ def flat(value: float) -> Course:
 
 
 def rise(start: float, slope: float, most: float = 0.95) -> Course:
-    """So much a step, up to a limit."""
+    """Return a course that rises by ``slope`` per step, up to a limit."""
     return lambda step: min(most, start + slope * step)
 
 
 Rewards = Mapping[str, Callable[[bool, bool, int], float]]
-"""Name -> what it pays for (format, right, tokens), unweighted."""
+"""Name -> what the reward pays for (format, right, tokens), unweighted."""
 
 ACCURACY: Rewards = {"accuracy_reward": lambda form, right, tokens: float(right)}
 FORMAT: Rewards = {"format_reward": lambda form, right, tokens: float(form)}
@@ -56,7 +56,7 @@ KL, ENTROPY = rise(0.0, 0.0004, 0.08), rise(0.4, -0.001, 1.0)
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of run; what is not set is healthy.
+    """A kind of run; the defaults are healthy.
 
     Attributes:
         named: the symptoms of which one should be found; none for a healthy run.
@@ -94,7 +94,7 @@ SICK: dict[str, Kind] = {
     "too hard": Kind((HARD,), steps=60, right=flat(0.02)),
     "too easy": Kind((EASY,), steps=60, right=flat(0.97), form=flat(1.0)),
     "alike": Kind((ALIKE,), steps=60, right=flat(0.5), alike=0.9),
-    # Of its 1,920 completions sometimes none is right, so that every reward is equal.
+    # Sometimes none of its 1,920 completions is right, so that all rewards are equal.
     "too hard, counted after the KL term": Kind(
         (HARD, "constant reward"), steps=60, right=flat(0.002), before_kl=False
     ),
@@ -120,10 +120,10 @@ SICK: dict[str, Kind] = {
     "longer until most are cut": Kind(
         ("truncation", "truncation, policy worsened", "reward collapse"), length=rise(150, 4.0, 9e9), right=flat(0.5)
     ),
-    # First taken for healthy: more than half of its groups are dead.
+    # Was first listed as healthy, but more than half of its groups have zero variance.
     "good from the start": Kind((EASY,), right=rise(0.84, 0.001, 0.93), form=flat(0.99)),
 }
-"""What is wrong -> such a run."""
+"""Name of a fault -> a run that has it."""
 
 HEALTHY: dict[str, Kind] = {
     "TRL's batch": Kind(),
@@ -162,11 +162,11 @@ HEALTHY: dict[str, Kind] = {
     "0.0022 a step": Kind(steps=300, right=rise(0.2, 0.0022, 0.85)),
     "5 steps": Kind(steps=5, right=flat(0.4)),
 }
-"""What is particular -> such a run, with nothing wrong."""
+"""Name of a peculiarity -> a healthy run that has it."""
 
 
 def run(kind: Kind, seed: int) -> list[Entry]:
-    """The ``log_history`` of a run, its last entry the summary."""
+    """Return the ``log_history`` of a run; the last entry is the summary."""
     rng = random.Random(seed)
     entries = [_step(kind, step, rng) for step in range(1, kind.steps + 1)]
     return [*averaged(entries, kind.per_entry), {"step": kind.steps, "train_loss": 0.0}]
@@ -206,7 +206,7 @@ def _stdev(values: list[float]) -> float:
 
 
 def _group(kind: Kind, step: int, rng: random.Random) -> list[tuple[bool, bool, int]]:
-    """(format, right, tokens) of a prompt's completions; one that is cut has neither."""
+    """Return (format, right, tokens) of a prompt's completions; for a truncated one, the first two are False."""
     right, form = (min(0.999, max(0.001, course(step))) for course in (kind.right, kind.form))
     size = 1 / kind.alike - 1
     chance = rng.betavariate(right * size, (1 - right) * size)

@@ -1,4 +1,4 @@
-"""Logs for the tests of this room: made up, as chance alone makes them, or recorded by benchmarks/health_runs.py."""
+"""Logs for the watch tests: invented, drawn by chance alone, or recorded by benchmarks/health_runs.py."""
 
 import random
 import statistics
@@ -27,7 +27,7 @@ HEALTHY: dict[str, Any] = {
 
 
 def history(steps: int = 30, **columns: Any) -> list[Entry]:
-    """A healthy run's log with metrics replaced by a number or a function of the step; ``x__y`` stands for ``x/y``."""
+    """Return a healthy run's log with metrics replaced by a number or a function of the step; ``x__y`` is ``x/y``."""
     columns = {**HEALTHY, **{name.replace("__", "/"): value for name, value in columns.items()}}
     noise = random.Random(0)
     entries = []
@@ -40,7 +40,7 @@ def history(steps: int = 30, **columns: Any) -> list[Entry]:
 
 
 def terms(**functions: tuple[Any, Any]) -> dict[str, Any]:
-    """Columns of reward functions: ``terms(right=(mean, spread))``."""
+    """Return the columns of reward functions: ``terms(right=(mean, spread))``."""
     both = zip(("mean", "std"), zip(*functions.values(), strict=True), strict=True)
     return {f"rewards__{n}__{what}": v for what, vs in both for n, v in zip(functions, vs, strict=True)}
 
@@ -62,14 +62,14 @@ def symptoms(entries: list[Entry], known: Known = KNOWN) -> list[str]:
 
 
 def trl_config(**changed: Any) -> Any:
-    """What a log is read with, of a config: 32 completions of 4 prompts in one pass, unless changed."""
+    """Return the config fields with which a log is read: 32 completions of 4 prompts in one pass, unless changed."""
     values: dict[str, Any] = dict.fromkeys(("world_size", "gradient_accumulation_steps", "num_iterations"), 1)
     values |= {"per_device_train_batch_size": 32, "generation_batch_size": 32, "num_generations": 8}
     return SimpleNamespace(**{**values, "reward_weights": None, **changed})
 
 
 def trainer_of(entries: list[Entry], output_dir: Any = None, **has: Any) -> Any:
-    """What is read of a trainer."""
+    """Return the part of a trainer that is read."""
     state = SimpleNamespace(log_history=entries)
     return SimpleNamespace(state=state, args=trl_config(output_dir=output_dir), **has)
 
@@ -77,9 +77,9 @@ def trainer_of(entries: list[Entry], output_dir: Any = None, **has: Any) -> Any:
 def play(
     callback: Any, entries: list[Entry], main: bool = True, seen: int = 0, after: Any = int, **config: Any
 ) -> tuple[int, bool, bool]:
-    """Give a log to a callback as a Trainer does, some before it began: the last step, whether it stops and saves.
+    """Give a log to a callback as a Trainer does; return the last step, and whether the callback stops and saves.
 
-    ``after`` is called after each entry.
+    The first ``seen`` entries are there before it begins.  ``after`` is called after each entry.
     """
     state = SimpleNamespace(log_history=entries[:seen], is_world_process_zero=main)
     control = SimpleNamespace(should_save=False, should_training_stop=False)
@@ -96,8 +96,8 @@ def play(
 
 
 def chance_rewards(seed: int, prompts: int, k: int, steps: int = 100, ends: float = 1.0) -> list[Entry]:
-    """The log of a policy that learns nothing: each prompt has a chance of its own, 0.35 on average, to be solved,
-    nearer to 0 or 1 the smaller ``ends``."""
+    """Return the log of a policy that learns nothing: each prompt has its own chance to be solved, 0.35 on average, and
+    nearer to 0 or 1 for a smaller ``ends``."""
     rng = random.Random(seed)
     size = ends * (1 / ALIKE - 1)
     entries = []
@@ -111,14 +111,14 @@ def chance_rewards(seed: int, prompts: int, k: int, steps: int = 100, ends: floa
 
 
 def averaged(entries: list[Entry], count: int) -> list[Entry]:
-    """One entry per ``count``, with their mean, numbered by its last step."""
+    """Return the mean of every ``count`` entries as one entry, with the number of its last step."""
     parts = [entries[i : i + count] for i in range(0, len(entries), count)]
     means = [{name: statistics.mean(entry[name] for entry in part) for name in part[0]} for part in parts]
     return [{**mean, "step": part[-1]["step"]} for mean, part in zip(means, parts, strict=True)]
 
 
 def step(number: int, **more: Any) -> Entry:
-    """A step as the kit's trainer logs it with a KL term and two rewards."""
+    """Return a step as the kit's trainer logs it with a KL term and two rewards."""
     lengths = {"mean_length": 20.0 + number, "min_length": 3.0, "max_length": 32.0, "clipped_ratio": 0.05}
     return {
         **{"step": number, "reward": number / 10, "reward_std": 0.1},

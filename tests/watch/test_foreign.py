@@ -1,4 +1,4 @@
-"""Logs of plain TRL's and unsloth's shape: sick ones are named, and healthy ones are not, by the log alone too."""
+"""Logs like plain TRL's and unsloth's: sick runs are named and healthy runs are not, even from the log alone."""
 
 import pytest
 
@@ -11,7 +11,7 @@ SEEDS = 2  # of ten in health_alarms.md; of healthy runs, which are looked at to
 
 
 def symptoms_in(kind, seed):
-    """The symptoms of a run, by its log alone and with its settings known."""
+    """Return a run's symptoms from its log alone, and with its settings known."""
     entries, n = rounds(foreign_logs.run(kind, seed)), kind.prompts * kind.k
     config = logs.trl_config(per_device_train_batch_size=n, generation_batch_size=n, num_generations=kind.k)
     both = Known.guessed(entries), Known.of(config)
@@ -26,7 +26,7 @@ def test_a_sick_run_is_named(name):
 
 
 def test_a_healthy_run_has_no_symptom():
-    """All kinds together: a rule that errs in one run of 100, which those on chance do, may err once here."""
+    """All kinds together: rules on chance err in one run of 100, so one error is allowed here."""
     kinds = [(name, kind, seed) for seed, (name, kind) in enumerate(HEALTHY.items())]
     runs = [(name, names) for name, kind, seed in kinds for names in symptoms_in(kind, seed)]
     alarms = [(name, names) for name, names in runs if names]

@@ -1,4 +1,4 @@
-"""Episodes, the callback that reports them, the report afterwards, and what rewards say that they judge."""
+"""Episodes, the callback that reports them, the report afterwards, and what rewards declare that they judge."""
 
 import functools
 import math
@@ -40,7 +40,7 @@ def test_it_speaks_once_in_one_line_and_not_where_there_is_nothing_new(capsys):
     assert line.startswith(start)
     assert "Change first: max_completion_length" in line
     play(callbacks.HealthCallback(), history(30))
-    play(callbacks.HealthCallback(), history(20, **CUT), seen=10)  # a resumed run has reported it before
+    play(callbacks.HealthCallback(), history(20, **CUT), seen=10)  # a resumed run, which has already reported it
     assert capsys.readouterr() == ("", "")
 
 
@@ -153,7 +153,7 @@ def test_an_infinite_reward_in_plain_trl_is_found(fresh_policy, task, tmp_path):
 
 
 def test_where_every_completion_is_cut_and_masked_no_weight_moves_and_it_is_said(fresh_policy, make_trainer, capsys):
-    """They have a spread of rewards, and teach nothing all the same."""
+    """Their rewards differ, but masked completions teach nothing."""
     cut = {"max_completion_length": 2, "mask_truncated_completions": True, "max_steps": 3, "learning_rate": 0.1}
     every_second = lambda completions, **kwargs: [float(i % 2) for i in range(len(completions))]  # noqa: E731
     trainer = make_trainer(every_second, model=fresh_policy, beta=0.05, **cut)

@@ -1,4 +1,4 @@
-"""LivePlot: one figure in the cell that trains, redrawn in place, which costs little and never ends a run."""
+"""LivePlot: one figure in the cell that trains, redrawn in place; it costs little and never ends a run."""
 
 import warnings
 
@@ -12,7 +12,7 @@ from tests.watch.logs import play, step
 
 @pytest.fixture(autouse=True)
 def cheap_figure(monkeypatch):
-    """Drawing is tested in test_plots.py, and with a real run below."""
+    """Replace drawing, which is tested in test_plots.py and with a real run below."""
     monkeypatch.setattr(plots, "draw", lambda history, known: Drawn(history))
     monkeypatch.setattr(plots, "save", lambda figure, path: path.write_text(str(len(figure))))
 

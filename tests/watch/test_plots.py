@@ -1,4 +1,4 @@
-"""plot: a run as a picture that reads in grey too, and as lines of text."""
+"""plot: a run as a picture that is also readable in grey, and as lines of text."""
 
 import io
 import math
@@ -16,7 +16,7 @@ from tests.watch.logs import LOG, step
 
 @pytest.fixture(scope="module")
 def picture():
-    """A run with a long name, three terms and an evaluation, its layout settled."""
+    """A run with a long name, three reward terms and an evaluation, with its layout computed."""
     names = ["correct_after_thought", "a_reward_with_a_name_that_is_much_too_long_to_be_shown", "short"]
     history = [step(n, kl=0.01 * n, **{f"rewards/{name}/mean": 1.0 for name in names}) for n in range(1, 31)]
     figure = plots.plot([*history, {"step": 10, "eval_reward": 0.9}])
@@ -30,7 +30,7 @@ def test_three_panels_have_title_unit_curves_and_points(picture):
     assert [axis.get_ylabel() for axis in picture.axes] == ["reward", "%", "nats per token"]
     (points,) = [line for line in picture.axes[0].lines if line.get_label() == "held out"]
     assert (list(points.get_xdata()), list(points.get_ydata())) == ([10], [0.9])
-    each, mean = picture.axes[2].lines[:2]  # a long run has its steps light and their running mean dark
+    each, mean = picture.axes[2].lines[:2]  # a long run shows steps in light and their running mean in dark
     assert list(each.get_ydata()) == [1.0 / number for number in range(1, 31)]
     assert mean.get_ydata()[0] == pytest.approx((1 + 1 / 2) / 2)
     assert mean.get_label() == "entropy  0.75 → 0.03"
@@ -77,7 +77,7 @@ def test_a_notebook_shows_it_700_pixels_wide_and_as_text_that_never_changes(pict
 
     shown, _ = DisplayFormatter().format(picture)
     assert Image.open(io.BytesIO(shown["image/png"])).width == 700
-    assert shown["text/plain"] == "<picture of a run>"  # as any other run's, for nbval
+    assert shown["text/plain"] == "<picture of a run>"  # the same for every run, for nbval
 
 
 def test_no_legend_runs_into_a_title_or_out_of_the_picture(picture):
@@ -150,7 +150,7 @@ def test_the_running_mean_is_that_of_the_neighbours_in_a_tenth_of_the_run(n_logs
 
 
 def test_a_line_joins_the_entries_that_have_its_figure():
-    """A step whose groups are all without variance has no entropy."""
+    """A step with only zero-variance groups has no entropy."""
     history = [step(n) | ({"entropy": None} if n == 4 else {}) for n in range(1, 7)]
     policy = plots.plot(history).axes[-1]
     (entropy,) = [line for line in policy.lines if str(line.get_label()).startswith("entropy")]

@@ -1,4 +1,4 @@
-"""The lines of a run: one width, a blank between figures, and one line for each evaluation."""
+"""The lines of a run: one width, a space between figures, and one line for each evaluation."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ def test_a_line_has_a_figure_under_each_name_the_time_left_and_a_dash_for_what_i
 @pytest.mark.parametrize(
     ("metric", "value", "shown"),
     [
-        ("reward", 102.0, "+102.00"),  # "2/2+102.000" cannot be read
+        ("reward", 102.0, "+102.00"),  # "2/2+102.000" would be unreadable
         ("reward", 1234567.0, "+1e+06"),
         ("reward", float("nan"), "+nan"),
         ("step_time", 123456.0, "123456"),
@@ -56,7 +56,7 @@ def test_an_update_on_earlier_completions_and_the_summary_of_a_run_have_no_line(
     monkeypatch.setattr(callbacks.time, "monotonic", lambda: now[0])
     state = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4)
     callback.on_train_begin(None, state, None)
-    # Thirty seconds with sampling, ten without.
+    # A step takes thirty seconds with sampling, ten without.
     for state.global_step, now[0], logs in (
         (1, 30.0, USUAL),
         (2, 40.0, {"loss": 0.1}),
@@ -70,7 +70,7 @@ def test_an_update_on_earlier_completions_and_the_summary_of_a_run_have_no_line(
 
 
 def test_a_run_without_progress_says_nothing_and_draws_nothing(make_trainer, capsys):
-    """For many runs in one cell; what goes wrong is still said."""
+    """For many runs in one cell; problems are still reported."""
     shown = {callbacks.ProgressCallback, callbacks.LivePlot, callbacks.HealthCallback}
     quiet, usual = make_trainer(progress=False), make_trainer()
     assert shown <= {*map(type, usual.callback_handler.callbacks)}

@@ -1,4 +1,4 @@
-"""What is read of a run: its log and its settings, from a trainer, a file or a folder."""
+"""Reading a run's log and settings from a trainer, a file or a folder."""
 
 import json
 
@@ -12,7 +12,7 @@ from tests.watch.logs import LOG, history, trainer_of
 
 
 def checkpoint(folder, state):
-    """As plain TRL leaves it, with the least that is read."""
+    """Write a checkpoint like plain TRL's, with only the files that are read."""
     folder.mkdir(parents=True)
     if state is not None:
         (folder / "trainer_state.json").write_text(state)
@@ -39,7 +39,7 @@ def test_of_a_stock_run_the_newest_readable_checkpoint_is_read(tmp_path):
     (tmp_path / "checkpoint-10" / "trainer_state.json").write_text('{"global_step": 10, "log_his')  # cut off
     assert read(tmp_path) == (LOG[:5], tmp_path)
     (tmp_path / RECIPE).touch()
-    for ended, latest in ((3, 5), (7, 7)):  # a run that was killed in its second part, and one that has ended
+    for ended, latest in ((3, 5), (7, 7)):  # a run that was killed after resuming, and a run that has ended
         (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": ended, "log_history": LOG[:ended]}))
         assert read(tmp_path) == (LOG[:latest], tmp_path)
     (tmp_path / RECIPE).unlink()  # plain TRL leaves an earlier run's checkpoints where they are
@@ -79,7 +79,7 @@ def test_what_is_no_figure_in_a_log_is_left_out_and_entries_without_a_step_are_n
 
 
 def test_batch_k_and_weights_are_read_from_a_checkpoint_and_what_is_not_known_is_said(tmp_path):
-    """30 % cut is more than a fifth of 32 completions a step, and may be chance of the 8 that are assumed else."""
+    """30 % cut is clearly above a fifth for 256 completions per step; for the 8 assumed otherwise it may be chance."""
     entries = history(12, zero_variance_groups=None, completions__clipped_ratio=lambda step: (0.2, 0.4)[step % 2])
     place = checkpoint(tmp_path / "checkpoint-12", json.dumps({"global_step": 12, "log_history": entries}))
     alone = rloo_kit.diagnose(tmp_path)

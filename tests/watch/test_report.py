@@ -1,4 +1,4 @@
-"""What a report says of every run: what was sampled for nothing, how wide chance is, and what could have been seen."""
+"""A report's notes on every run: what was sampled in vain, how large chance is, and what could have been detected."""
 
 import random
 import re
@@ -32,7 +32,7 @@ def test_the_time_of_a_batch_is_that_of_all_its_updates():
 
 
 def test_a_fall_at_the_end_is_said_to_be_chance_with_its_width_or_is_found():
-    """The quickstart's own run ends with 0.89, 0.84, 0.88, 0.86, 0.68, 0.59, 0.56."""
+    """The quickstart's own rewards end with 0.89, 0.84, 0.88, 0.86, 0.68, 0.59, 0.56."""
     log = read(file_of("quickstart seed 0.healthy"))
     assert Episodes(log).findings == []
     notes = rloo_kit.diagnose(log.entries).notes

@@ -1,4 +1,4 @@
-"""Each rule on made-up logs: what it finds, what it leaves alone, and what chance alone does."""
+"""Each rule on invented logs: what it finds, what it ignores, and what chance alone triggers."""
 
 import math
 
@@ -21,7 +21,7 @@ ALL_CUT = {"completions__clipped_ratio": 1.0}
 FORM_ALONE = {"reward": 0.95, "zero_variance_groups": 1.0, **terms(format=(0.95, 0.2), answer=(0.0, 0.0))}
 LATE_START = {"entropy": lambda step: None if step == 1 else 0.2 if step < 8 else 3.0}
 
-# What the log shows, the symptom, the setting to change; plain cases of each are recorded runs: test_symptoms.py.
+# What the log shows, the symptom, the setting to change; test_symptoms.py has recorded runs with plain cases.
 FOUND = {
     "as plain TRL counts them": (TRL_DEAD, "zero-variance groups, too hard", "train_dataset"),
     "all is right, from the start": ({"reward": 1.0, **ALL_EQUAL}, "constant reward", "reward_funcs"),
@@ -124,12 +124,12 @@ def test_chance_alone_is_called_a_collapse_or_zero_variance_groups_in_one_run_of
     known = Known(prompts * k, prompts, (1.0,))
     runs = [symptoms(chance_rewards(seed, prompts, k), known) for seed in range(20)]
     false = [names for names in runs if set(names) - {"nothing learned"}]
-    # A rule that errs in one run of 100 does so twice or more in 20 runs with a chance of 1.7 %.
+    # A rule that errs in one run of 100 errs in two or more of 20 runs with probability 1.7 %.
     assert len(false) <= 1, false
 
 
 def test_what_a_step_is_worth_counts_the_generation_batches_that_it_gathers():
-    """TRL logs the spread within each of them, which leaves out how they differ: here nearly all of it."""
+    """TRL logs the spread within each batch, without the difference between batches: here nearly all of it."""
     one = chance_rewards(0, 1, 2, steps=120, ends=0.05)
     gathered = [{**entry, "step": step} for step, entry in enumerate(logs.averaged(one, 4), 1)]
     of_two = dict.fromkeys(("per_device_train_batch_size", "generation_batch_size", "num_generations"), 2)
@@ -142,10 +142,10 @@ def test_what_a_step_is_worth_counts_the_generation_batches_that_it_gathers():
 @pytest.mark.parametrize(
     ("k", "share", "right", "cause"),
     [
-        (2, 0.65, 0.5, None),  # of two completions so many are alike by chance
+        (2, 0.65, 0.5, None),  # with two completions so many are alike by chance
         (8, 0.75, 0.5, "completions alike"),
         (2, 0.9, 0.5, "completions alike"),
-        (2, 0.7, 0.7, None),  # nor here, where most are right
+        (2, 0.7, 0.7, None),  # also by chance, since most are right
         (2, 1.0, 0.95, "too easy"),
     ],
 )

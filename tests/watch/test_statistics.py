@@ -1,4 +1,4 @@
-"""What a log is worth: how many completions, groups and batches it describes, and its standard errors."""
+"""A log's weight: the completions, groups and batches that it describes, and its standard errors."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ def test_a_means_error_counts_how_a_batchs_prompts_differ_from_others():
 
 
 def test_how_good_a_policy_is_depends_on_what_its_reward_can_pay_and_on_its_right_answers():
-    # 0 or 5 to 4 of 10: mean 2; TRL's deviation is the sample's.
+    # Four of ten completions get 5, the others 0: mean 2; TRL logs the sample's deviation.
     log = steady(Known(10, 1), reward=2.0, reward_std=5 * math.sqrt(0.4 * 0.6 * 10 / 9))
     assert log.height() == pytest.approx(0.4)
     terms = {"rewards/form/mean": 1.0, "rewards/right/mean": 0.2, "rewards/right/std": 0.41}
@@ -35,7 +35,7 @@ def test_how_good_a_policy_is_depends_on_what_its_reward_can_pay_and_on_its_righ
     ("entries", "groups"),
     [
         ([{"zero_variance_groups": share} for share in (0.0, 0.25, 0.5, 1.0)], 4),
-        ([{"frac_reward_zero_std": 0.0417}, {"reward": 0.3}], 24),  # as rounded in a file
+        ([{"frac_reward_zero_std": 0.0417}, {"reward": 0.3}], 24),  # as rounded in files
         ([{"zero_variance_groups": 0.123456}, {"zero_variance_groups": 0.98765}], 1),  # no number fits
         ([{"step": 5 * i, "zero_variance_groups": i / 5} for i in (1, 2, 3)], 1),  # five batches per entry
     ],

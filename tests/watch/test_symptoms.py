@@ -1,4 +1,4 @@
-"""Every symptom on real runs of the tiny policy: one that has it, one that its setting mended, and healthy ones."""
+"""Every symptom on real runs of the tiny policy: a run with it, the run with its setting fixed, and healthy runs."""
 
 import json
 from dataclasses import replace
@@ -11,10 +11,10 @@ from rloo_kit.watch.symptoms import SYMPTOMS, Episodes
 from tests.watch.logs import CALM, KNOWN, from_step, history, symptoms
 
 LIVE = {"non-finite rewards", "non-finite figures"}
-"""Provoked in test_health.py, with plain TRL, and in foreign_logs.py: the kit's trainer refuses such a reward."""
+"""Provoked in test_health.py with plain TRL, and in foreign_logs.py: the kit's trainer refuses such a reward."""
 
 WORDS = {"level": "train_dataset", "operands": "train_dataset", "stale_sampler": "use_vllm", "rewards": "reward_funcs"}
-"""What the recorded runs call a setting that has another name in the trainer."""
+"""Setting of a recorded run -> its name in the trainer."""
 
 FACTORS = {"ten times as much": 10, "a tenth of it": 1 / 10, "a third of it": 1 / 3}
 
@@ -30,7 +30,7 @@ def test_a_run_that_has_a_symptom_is_diagnosed_with_it_and_mended_by_the_setting
     before, after = (json.loads(file.read_text())["config"] for file in (ill, mended))
     changed = {WORDS.get(name, name) for name in {*before, *after} if before.get(name) != after.get(name)}
     assert changed == {finding.setting}, "what was named first, and no more"
-    # KL and entropy explosion, and what a worse policy brings along, were mended with another factor.
+    # KL and entropy explosion, and the symptoms of a worsened policy, were fixed with another factor.
     wrecked = symptom.endswith(("explosion", "worsened"))
     if finding.setting == "learning_rate" and not wrecked:
         factor = next(factor for said, factor in FACTORS.items() if finding.change.startswith(said))
@@ -38,9 +38,9 @@ def test_a_run_that_has_a_symptom_is_diagnosed_with_it_and_mended_by_the_setting
 
 
 def test_healthy_and_mended_runs_give_no_false_alarm():
-    """Whether their settings are known, or their log alone."""
+    """Both if the settings are known and from the log alone."""
     logs = [read(file) for file in CALM]
-    # Stock TRL's runs and the kit's that learned their task, of which rewards and zero-variance groups were kept.
+    # Runs of plain TRL and the kit that learned their task; only rewards and zero-variance groups were stored.
     for run in json.loads((ROOT / "benchmarks" / "results" / "time_to_accuracy.json").read_text()):
         if max(measured["accuracy"] for measured in run["evaluated"]) < run["spec"]["target"]:
             continue
