@@ -82,7 +82,6 @@ def measure(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def ratios(entry: dict[str, Any]) -> list[float]:
-    """Return planned / traced for each phase."""
     plan = planned(entry["case"])
     return [plan[name] / entry["traced"][name] for name in COUNTED]
 

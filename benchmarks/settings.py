@@ -136,7 +136,6 @@ def suggested_part(runs: Sequence[Result]) -> list[str]:
 
 
 def shares(run: Result, at: int) -> tuple[float, float]:
-    """Return an evaluation's accuracy at the length limit, and with room."""
     found = run.evaluated[at]
     assert found.with_room is not None
     return found.accuracy, found.with_room

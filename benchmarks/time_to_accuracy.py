@@ -112,7 +112,6 @@ def reached(run: Result, target: float) -> Reached | None:
 
 
 def given(run: Result) -> Reached:
-    """Return what a run had spent by its last evaluation."""
     last = run.evaluated[-1]
     return Reached(last.tokens, last.spent.cpu_seconds)
 

@@ -56,7 +56,6 @@ def small_files() -> Iterator[Callable[[int | None], None]]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return every file below a folder with its content."""
     return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
@@ -90,7 +89,6 @@ def as_loaded(loaded: tuple[rloo_kit.Policy, dict[str, Tensor]]) -> rloo_kit.Pol
 
 @pytest.fixture
 def policy(loaded_once: tuple[rloo_kit.Policy, dict[str, Tensor]]) -> rloo_kit.Policy:
-    """The tiny policy as loaded."""
     return as_loaded(loaded_once)
 
 

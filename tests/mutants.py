@@ -28,7 +28,6 @@ def is_noticed(folder: Path, mutant: dict[str, str]) -> bool:
 
 
 def main() -> None:
-    """Try all bugs, or those asked for."""
     mutants = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["mutant"]
     asked = [one for one in mutants if all(word in one["why"] for word in sys.argv[1:])]
     found: list[bool] = []

@@ -48,7 +48,6 @@ def test_a_notebook_uses_public_names_only(notebook):
 
 
 def install_cell(notebook: Path) -> str:
-    """Return the first code cell."""
     cells = nbformat.read(notebook, as_version=4).cells
     return str(next(cell.source for cell in cells if cell.cell_type == "code"))
 
@@ -131,7 +130,6 @@ BY_HAND = {
 
 
 def shown_numbers(cell: dict[str, Any]) -> set[str]:
-    """Return the numbers that a code cell and its outputs show."""
     data = [out.get("data", {}) for out in cell["outputs"]]
     texts = [cell["source"], *(out.get("text", "") for out in cell["outputs"])]
     texts += [one.get(kind, "") for one in data for kind in ("text/plain", "text/html")]

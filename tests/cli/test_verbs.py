@@ -54,7 +54,6 @@ WARM = [word for setting in SAMPLED for word in ("--set", f"trainer.{setting}")]
 
 @pytest.fixture
 def asked(shared, monkeypatch):
-    """Record the arguments with which the policy generates."""
     calls = []
     generate = rloo_kit.Policy.generate
 

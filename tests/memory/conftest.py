@@ -29,7 +29,6 @@ def tiny_plan(policy: Any, **config: Any) -> Plan:
 
 
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, **values: Any) -> None:
-    """Fake a GPU that gives these answers."""
     sizes = {"mem_get_info": (6 * GIB, 8 * GIB), "memory_reserved": 0, "memory_allocated": 0}
     known = {"is_available": True, "get_per_process_memory_fraction": 1.0, "get_device_name": "a fake card"}
     for name, answer in {**sizes, **known, **values}.items():

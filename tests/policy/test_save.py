@@ -20,7 +20,6 @@ from tests.conftest import contents, random_rewards
 
 @pytest.fixture
 def adapter(policy: Policy, tmp_path: Path) -> Path:
-    """A saved adapter in its own folder."""
     return policy.save(tmp_path / "saved" / "adapter")
 
 

@@ -127,7 +127,6 @@ LONGEST = 5
 
 
 def drawn(table: torch.Tensor, ids: list[int]) -> torch.Tensor:
-    """Return the log-probabilities of the next token."""
     return table[ids[-2], ids[-1]].log_softmax(0)
 
 

@@ -36,7 +36,6 @@ def finish(run: subprocess.Popen[str], fails: bool = False) -> tuple[str, str]:
 
 
 def seen(folder: Path, processes: int) -> list[dict[str, Any]]:
-    """Return what each process wrote."""
     return [json.loads((folder / f"seen_{rank}.json").read_text()) for rank in range(processes)]
 
 

@@ -163,7 +163,6 @@ OTHERS: dict[str, Any] = {  # arguments of load_policy, settings, the message
 
 @pytest.fixture
 def stopped(make_trainer: Any, tmp_path: Path) -> Path:
-    """A checkpoint of a run on the tiny policy."""
     make_trainer(random_rewards, **SAVED).train()
     return tmp_path / "run" / "checkpoint-1"
 

@@ -25,5 +25,4 @@ def leave_the_reference(model: torch.nn.Module, std: float = 0.05) -> None:
 
 
 def steps(trainer: rloo_kit.RLOOTrainer) -> list[dict[str, Any]]:
-    """Return the log entries of steps."""
     return [entry for entry in trainer.state.log_history if "reward" in entry]

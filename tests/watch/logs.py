@@ -69,7 +69,6 @@ def trl_config(**changed: Any) -> Any:
 
 
 def trainer_of(entries: list[Entry], output_dir: Any = None, **has: Any) -> Any:
-    """Return the part of a trainer that is read."""
     state = SimpleNamespace(log_history=entries)
     return SimpleNamespace(state=state, args=trl_config(output_dir=output_dir), **has)
 
