@@ -15,7 +15,7 @@ SECRET = "hf_" + "x" * 30
 NO_PROXY = dict.fromkeys(("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"), "")
 NOWHERE = "http://127.0.0.1:9"  # nothing listens on the discard port
 
-# Variables that these tests set, or expect to be unset in the caller's environment.
+# Variables that these tests set or expect unset, so the caller's are removed.
 OWN = "HF_TOKEN HF_HUB_OFFLINE TRANSFORMERS_OFFLINE PYTORCH_ALLOC_CONF UNSLOTH_CPU_BF16 UNSLOTH_COMPILE_LOCATION "
 OWN += "GOMP_SPINCOUNT"
 UNSET = f"import os\nfor name in {OWN.split()}: os.environ.pop(name, None)\n"
