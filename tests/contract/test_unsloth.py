@@ -116,7 +116,7 @@ def test_the_loader_takes_what_load_policy_passes_and_the_name_for_bfloat16_exis
 
 
 def test_a_policy_knows_its_length_and_both_modes(policy):
-    assert isinstance(policy.model.max_seq_length, int), "guards.check_lengths asks for it"
+    assert isinstance(policy.model.max_seq_length, int), "data_checks.check_lengths asks for it"
     policy.model.for_inference()
     assert not policy.model.training
     policy.model.for_training()
