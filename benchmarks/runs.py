@@ -242,12 +242,12 @@ def described(results: Sequence[Result]) -> str:
 
 
 def run(spec: Spec) -> Result:
-    from rloo_kit.policy import cpu_products, generate
+    from rloo_kit.policy import generate, onednn_linear
     from rloo_kit.train import cpu_logprobs
 
     variant = VARIANTS[spec.variant]
     if variant.stock or variant.by_torch:
-        cpu_products.by_onednn = lambda *given: False
+        onednn_linear.by_onednn = lambda *given: False
     if variant.untiled:
         cpu_logprobs.is_exact = lambda *given: False
     if variant.unshared:

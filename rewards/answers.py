@@ -1,7 +1,7 @@
 r"""Rewards for right answers: numbers, mathematics, choices, exact words, or a comparison of your own.
 
 A reward first reads the form: the content of the box, line or tag that the prompt asks for, without other words.  Then
-it compares the value by ``rewards.numbers`` or ``rewards.math``.  If no form is asked for, it guesses from prose.
+it compares the value by ``rewards.numbers`` or ``rewards.math_equivalence``.  Without a form, it guesses from prose.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from rewards.errors import check_choice, invalid
-from rewards.math import Pair, equal, equal_sides, equals, pair
+from rewards.math_equivalence import Pair, equal, equal_sides, equals, pair
 from rewards.numbers import conversion, plain, readable, to_number
-from rewards.provenance import recorded
+from rewards.recorded_calls import recorded
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, split_text, split_thinking, visible
 from rewards.trl_interface import Judges, Reward, Scores, as_score, column_in

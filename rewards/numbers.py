@@ -1,4 +1,4 @@
-"""The number that a text states: digits, LaTeX, fractions, percentages, money, units, a true equation.
+"""Read the one number that an answer states: digits, LaTeX, fractions, percentages, money, units, a true equation.
 
 Values are exact fractions, so that 0.1 + 0.2 is 0.3.  A text with no number, several numbers or an expression has no
 value.  Algebra and numbers in words, such as "forty", are not read.

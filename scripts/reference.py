@@ -32,7 +32,7 @@ def files() -> str:
     for folder in folders():
         found = sorted(file for file in folder.glob("*.py") if not file.stem.startswith("__"))
         lines += ["", f"{folder.relative_to(ROOT)}/"]
-        lines += [f"  {file.stem:<16} {opening(file)}" for file in found]
+        lines += [f"  {file.stem:<23} {opening(file)}" for file in found]
     return "\n".join(["```text", *lines[1:], "```"])
 
 

@@ -50,7 +50,7 @@ ADVICE = {
     "rewards": "write a list: 'rewards: [task.correct]'",
 }
 
-TASKS = ("addition", "arithmetic", "word_sums", "gsm8k", "from_file", "reasoning_gym")
+TASKS = [n for n in tasks.__all__ if getattr(getattr(tasks, n), "__annotations__", {}).get("return") == "Task"]
 OF_THE_RUN = {"policy", "dataset", "reward_funcs", "reward_weights", "correct", "generate"}
 MEASURED = {*inspect.signature(evaluate).parameters, *SAMPLING} - OF_THE_RUN
 """The arguments of ``evaluate`` that a configuration may set."""

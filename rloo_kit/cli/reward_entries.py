@@ -1,4 +1,4 @@
-"""The entries of a configuration's list of rewards, which nest where a factory takes rewards::
+"""Turn a configuration's list of rewards into reward functions; entries nest where a factory takes rewards::
 
     task.correct                             # the reward that grades the task
     mine.py:in_time                          # a function of a file beside the configuration

@@ -1,4 +1,4 @@
-"""Settings that memory, time and forward passes depend on, with their defaults.
+"""Collect the inputs of a memory plan, and choose the forward passes of a training step.
 
 The trainer runs the passes that the plan counts.  This module does not import torch.
 """

@@ -1,4 +1,4 @@
-"""The tensors that a plan counts, read from a loaded policy or derived from a checkpoint's shape."""
+"""List the sizes of a model's tensors, from a loaded policy or from a checkpoint's shape."""
 
 from __future__ import annotations
 

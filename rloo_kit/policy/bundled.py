@@ -1,4 +1,4 @@
-"""The two policies that need no hub, each expanded on first use into a Hugging Face folder in the user's cache."""
+"""Provide two small policies without the hub, tiny and SmolLM2-135M: on first use each becomes a folder in a cache."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from rloo_kit.errors import NonFiniteError
 from rloo_kit.memory import out_of_memory
 from rloo_kit.memory.formulas import DRAWN_AT_ONCE
 from rloo_kit.memory.hardware import four_bit_rows
-from rloo_kit.policy import cpu_products, weights_in_16_bit
+from rloo_kit.policy import dequantize_for_sampling, onednn_linear
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -40,7 +40,7 @@ def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
     On a CPU, oneDNN computes lm_head's product."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     if head is None or head.weight.device.type == "cpu":
-        with cpu_products.in_use(head) if head is not None else nullcontext():
+        with onednn_linear.in_use(head) if head is not None else nullcontext():
             yield
         return
     with head.register_forward_pre_hook(lambda module, given: (given[0].contiguous(), *given[1:])):
@@ -184,7 +184,7 @@ class SlicedGenerate:
     If memory runs out in a slice and ``halves`` is set, ``at_once`` becomes half of that slice for good, and its rows
     are sampled again.  The rows that did not fit had long completions, so this favours shorter ones slightly, each
     time.  ``fast`` uses the kit's own loop on a CPU.  ``in_16_bit`` holds 4-bit weights in 16 bit
-    (:mod:`.weights_in_16_bit`), and is switched off before rows are halved.
+    (:mod:`.dequantize_for_sampling`), and is switched off before rows are halved.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class SlicedGenerate:
             ids, mask = input_ids[rows, -width:], attention_mask[rows, -width:]
             try:
                 held = self.in_16_bit and len(rows) > four_bit_rows()
-                with weights_in_16_bit.in_16_bit(self.model) if held else nullcontext():
+                with dequantize_for_sampling.in_16_bit(self.model) if held else nullcontext():
                     texts = self._generate(input_ids=ids, attention_mask=mask, **how)
             except (RuntimeError, MemoryError) as error:
                 halves = self.halves and len(rows) > 1

@@ -16,7 +16,7 @@ from rloo_kit.argument_types import Count, Natural, PositiveShare, Seed, Share, 
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
 from rloo_kit.models import CATALOGUE, END_OF_TEXT, END_OF_TURN, KEPT_NAME, PADS, Checkpoint, lasting_name
-from rloo_kit.policy import cpu_products, resolve, save, weights_in_16_bit
+from rloo_kit.policy import dequantize_for_sampling, onednn_linear, resolve, save
 from rloo_kit.policy.generate import SlicedGenerate, decode_graphs, head_in_one_product
 from rloo_kit.policy.thinking import budget_of, check_thinking, setting_of
 from rloo_kit.session import output
@@ -71,7 +71,7 @@ class Policy:
         complete(self.model, self.tokenizer)
         self.model._saved_temp_tokenizer = self.tokenizer  # unsloth's name; a trainer may get only the model
         without_dropout(self.model)
-        cpu_products.use(self.model)
+        onednn_linear.use(self.model)
         if self.checkpoint is None:
             object.__setattr__(self, "checkpoint", resolve.checkpoint_of_model(self.model, self.tokenizer))
         if self.checkpoint.name in CATALOGUE:
@@ -173,7 +173,7 @@ class Policy:
         out: list[Completion] = []
         with _sampling(self.model, seed):
             pad_id, budget = self.tokenizer.pad_token_id, budget_of(self.tokenizer)
-            fits = 0 < weights_in_16_bit.bytes_in_16_bit(self.model) <= self._free_bytes() // 4
+            fits = 0 < dequantize_for_sampling.bytes_in_16_bit(self.model) <= self._free_bytes() // 4
             sliced = SlicedGenerate(self.model, batch_size, pad_id, in_16_bit=fits, budget=budget)
             for start in range(0, len(jobs), batch_size):
                 out += self._generate_batch(jobs[start : start + batch_size], how, sliced)

@@ -24,7 +24,7 @@ from rloo_kit.models import KEPT_NAME
 from rloo_kit.policy import model_card, resolve
 from rloo_kit.policy.model_card import CARD
 from rloo_kit.policy.resolve import ADAPTER_CONFIG, Place, expanded
-from rloo_kit.session import multi_process, output
+from rloo_kit.session import distributed, output
 from rloo_kit.session.output import without_bars
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _write(
     target, where = Path(os.path.realpath(named)), f"{where}({os.fspath(folder)!r})"
     check_finite(policy.model, where, lambda: "go back to an earlier save, or load the policy anew")
     with _gathered(policy.model):
-        if multi_process.is_main():
+        if distributed.is_main():
             check_target(target, where, policy.base, "adapter" if "adapter" in form else "checkpoint")
             with replacing(target, where) as fresh, without_bars():
                 facts = {**model_card.remembered(policy.model, policy.tokenizer), **weights(fresh)}

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_kit.session import multi_process
+from rloo_kit.session import distributed
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -73,13 +73,13 @@ def shown_figure(caption: str, text: Callable[[], str], **how: Any) -> Figure:
 
 def say(text: object) -> None:
     """Print a line, on the main process only."""
-    if multi_process.is_main():
+    if distributed.is_main():
         print(text, flush=True)
 
 
 def warn(message: str, category: type[Warning] = UserWarning, *, main_alone: bool = True) -> None:
     """Warn at the user's line; with ``main_alone`` on the main process only, as the others would repeat it."""
-    if main_alone and not multi_process.is_main():
+    if main_alone and not distributed.is_main():
         return
     caller = sys._getframe(1)
     frames = (frame for frame, _ in traceback.walk_stack(caller))

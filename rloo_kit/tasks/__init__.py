@@ -5,7 +5,8 @@ task = rloo_kit.tasks.from_file("mine.csv", policy=policy)
 """
 
 from rloo_kit.tasks.arithmetic import LEVELS, PassRate, addition, arithmetic, word_sums
-from rloo_kit.tasks.files import from_file, gsm8k
+from rloo_kit.tasks.files import from_file
+from rloo_kit.tasks.gsm8k import gsm8k
 from rloo_kit.tasks.gym import reasoning_gym
 from rloo_kit.tasks.task import Problem, Task
 from rloo_kit.tasks.within_reach import within_reach

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from rewards.answers import answer_reward, instruction
-from rewards.provenance import Call, recorded
+from rewards.recorded_calls import Call, recorded
 from rewards.thinking import QWEN3
 from rloo_kit import argument_types
 from rloo_kit.errors import DatasetError

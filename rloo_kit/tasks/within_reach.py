@@ -18,7 +18,7 @@ from rewards.trl_interface import check_signature
 from rloo_kit import argument_types
 from rloo_kit.argument_types import Count, Seed, Share
 from rloo_kit.errors import ConfigError, DatasetError
-from rloo_kit.session import multi_process, output
+from rloo_kit.session import distributed, output
 from rloo_kit.tasks.reward_calls import columns_of, solved
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _solved(
     """Return how often each row is solved, and the truncated share; sample what the table lacks, and add it."""
     ids = policy.tokenize([row["prompt"] for row in rows], **(sampling.get("chat_template_kwargs") or {}))
     keys, n, table = list(map(_hashed, ids)), head["n"], _read(path)
-    if (set(keys) - table.keys()) and multi_process.process_count() > 1:
+    if (set(keys) - table.keys()) and distributed.process_count() > 1:
         what, todo = "each process would sample other completions", "call it in one process first"
         raise ConfigError(what, where=f"within_reach, without the finished table {path}", todo=todo)
     size, counts, cut = max(1, CHUNK // n), list[int](), 0

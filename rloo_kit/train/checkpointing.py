@@ -1,4 +1,4 @@
-"""Checkpoints that are complete, hold finite weights, and were written at the end of a step.
+"""Write whole checkpoints with a manifest; find the newest whole one; delete old ones; lock a run's folder.
 
 transformers writes the files into a scratch folder; here they are sealed with a manifest, which lists every file with
 its size and digest, and moved into place.  The manifest is written last, so a checkpoint that was cut off has none.

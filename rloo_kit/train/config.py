@@ -20,7 +20,7 @@ from rloo_kit import advantages
 from rloo_kit.argument_types import Hint
 from rloo_kit.memory.plan_settings import PLAIN, Configured
 from rloo_kit.redact import without_secrets
-from rloo_kit.session import multi_process, output
+from rloo_kit.session import distributed, output
 from rloo_kit.session.import_order import import_unsloth, without_variable
 from rloo_kit.train import check_config, renamed_args
 from rloo_kit.train.check_config import HANDLERS
@@ -164,7 +164,7 @@ class RLOOConfig(Base):
             values.setdefault("metric_for_best_model", "eval_reward")  # transformers would take the loss
         # Checked before TRL's and unsloth's code runs, which changes settings that contradict each other.
         complete: Any = SimpleNamespace(**defaults | values)
-        check_config.check_together(complete, multi_process.process_count())
+        check_config.check_together(complete, distributed.process_count())
         for doubt in check_config.doubts(complete):
             output.warn(doubt)
         for name in OWN:
@@ -276,7 +276,7 @@ def check(args: trl.RLOOConfig) -> trl.RLOOConfig:
         theirs, args = vars(args), copy.copy(args)
         vars(args).update({name: getattr(RLOOConfig, name) for name in OWN} | plain | theirs)
     check_config.checked({name: value for name, value in vars(args).items() if name in types()}, types())
-    check_config.check_together(args, multi_process.process_count())
+    check_config.check_together(args, distributed.process_count())
     return args
 
 

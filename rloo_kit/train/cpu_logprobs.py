@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import softplus
 from transformers import DynamicCache
 
-from rloo_kit.policy.cpu_products import product
+from rloo_kit.policy.onednn_linear import product
 
 CPU_TILE = 512  # positions, and tokens of the vocabulary, in a tile of logits: 1 MiB, which fits a core's own cache
 FAR = 30.0  # how far a logit may exceed its row's reference: e^30 is far below float32's largest number

@@ -1,4 +1,4 @@
-"""``train()`` that can be called again, stopped anywhere, and resumed; :mod:`.checkpointing` writes the checkpoints."""
+"""Resume training from a checkpoint and refuse one of another run; stop anywhere; call ``train()`` again."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset
 from pydantic_core import to_jsonable_python
 
-from rewards.provenance import Call, made_by
+from rewards.recorded_calls import Call, made_by
 from rloo_kit.advantages import BUILT_IN
 from rloo_kit.errors import ConfigError
 from rloo_kit.models import is_folder

@@ -30,7 +30,7 @@ from transformers import PrinterCallback  # noqa: E402
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
 from trl.trainer.utils import nanstd  # noqa: E402
 
-from rloo_kit.train import trainer_args  # noqa: E402
+from rloo_kit.train import check_trainer_args  # noqa: E402
 from rloo_kit.train.check_config import HANDLERS, refused_as_ours  # noqa: E402
 from rloo_kit.train.checkpointing import Updates, make_folder  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
@@ -96,9 +96,9 @@ class RLOOTrainer(RolloutTrainer):
         peft_config: Any = None,
         **kwargs: object,
     ) -> None:
-        named = {name: value for name, value in locals().items() if name in trainer_args.ARGUMENTS}
+        named = {name: value for name, value in locals().items() if name in check_trainer_args.ARGUMENTS}
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
-        given = trainer_args.completed(given)
+        given = check_trainer_args.completed(given)
         settings = given["args"]
         self._asked = dict(given)
         drop_reference(given["model"])
@@ -108,7 +108,7 @@ class RLOOTrainer(RolloutTrainer):
         refused = refused_as_ours("RLOOTrainer", vars(settings) | given)
         with refused, in_its_precision(given["model"]), without_bars():
             super().__init__(**given)
-        trainer_args.check_launch(self.accelerator, self.args, self.train_dataset)
+        check_trainer_args.check_launch(self.accelerator, self.args, self.train_dataset)
         as_at_the_start(self.ref_model, self.model)
         _ = self.folder  # resolved here: a reward may change the working directory later
         if self.beta == 0 or reference_is_base(self.model):

@@ -53,7 +53,7 @@ def test_only_an_argument_that_may_name_a_path_becomes_one_and_a_catalogue_name_
 
 WRONG = {
     "trainer.learning_rte=1": ("learning_rte is no argument", "did you mean learning_rate?"),
-    "trainer.total_episodes=9": ("total_episodes has no equal", "set max_steps"),
+    "trainer.total_episodes=9": ("total_episodes has no counterpart", "set max_steps"),
     "trainer.max_steps='5'": ("max_steps must be", "write max_steps=5"),
     "trainer.optim=adamw_trch": ("adamw_trch is not a valid OptimizerNames", "change what the message names"),
     "trainer.suggested=no": ("suggested must be a valid boolean", "write suggested=False"),

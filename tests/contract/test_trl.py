@@ -16,8 +16,8 @@ from transformers import GenerationMixin, Trainer, TrainingArguments
 
 from rewards.trl_interface import TRL_KEYWORDS
 from rloo_kit.train import config
+from rloo_kit.train.check_trainer_args import ARGUMENTS
 from rloo_kit.train.trainer import RLOOTrainer
-from rloo_kit.train.trainer_args import ARGUMENTS
 from rloo_kit.watch import callbacks
 
 Stock = trl.trainer.rloo_trainer.RLOOTrainer

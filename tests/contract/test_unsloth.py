@@ -86,7 +86,7 @@ def test_ours_sets_what_the_generated_config_changes_and_passes_known_arguments(
     assert gpu_path["changed"] == CHANGED_ON_A_GPU
     ours = set(rloo_kit.RLOOConfig.__annotations__) | {"bf16"}  # settled by rloo_kit.train.config
     assert set(CHANGED_ON_A_GPU) <= ours, "a notebook would mean two things"
-    # rloo_kit.train.trainer_args._check_model knows the class by its name.
+    # rloo_kit.train.check_trainer_args._check_model knows the class by its name.
     assert gpu_path["name"].startswith("Unsloth")
     ours = {"model", "reward_funcs", "args", "train_dataset", "processing_class", "peft_config"}
     assert ours <= set(gpu_path["arguments"])

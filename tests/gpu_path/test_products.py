@@ -41,17 +41,17 @@ os.environ["UNSLOTH_BNB_GEMM_4BIT"] = "0"
 kernels._BNB_GEMM_4BIT_DEVICE.clear()
 kernels._BNB_GEMM_4BIT = None
 for name, fits in (("made", False), ("held", True)):
-    module.weights_in_16_bit.bytes_in_16_bit = lambda model: 1 if fits else 0
+    module.dequantize_for_sampling.bytes_in_16_bit = lambda model: 1 if fits else 0
     made.clear()
     ids = [list(c.ids) for c in policy.generate(prompts, n=3, greedy=True, max_new_tokens=4)]
     found[name] = [ids, len(made) / len(quantised), all(layer.weight is weight for layer, weight in quantised)]
 partial = rloo_kit.load_policy("tiny", seed=0, target_modules=["q_proj", "v_proj"])
 found["partial"] = []
 for fits in (False, True):
-    module.weights_in_16_bit.bytes_in_16_bit = lambda model: 1 if fits else 0
+    module.dequantize_for_sampling.bytes_in_16_bit = lambda model: 1 if fits else 0
     found["partial"].append([list(c.ids) for c in partial.generate(prompts, n=3, greedy=True, max_new_tokens=4)])
 try:
-    with module.weights_in_16_bit.in_16_bit(policy.model):
+    with module.dequantize_for_sampling.in_16_bit(policy.model):
         found["whole"] = {layer._parameters["weight"].dtype for layer, _ in quantised} == {policy.model.dtype}
         raise KeyboardInterrupt
 except KeyboardInterrupt:

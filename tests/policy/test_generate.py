@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rloo_kit.errors import NonFiniteError
-from rloo_kit.policy import generate, weights_in_16_bit
+from rloo_kit.policy import dequantize_for_sampling, generate
 from rloo_kit.policy.generate import BLOCK, SlicedGenerate, decode, draw
 
 
@@ -230,7 +230,7 @@ def test_weights_in_16_bit_go_before_rows_do(monkeypatch: pytest.MonkeyPatch) ->
         held.append(len(of.sizes))
         yield
 
-    monkeypatch.setattr(weights_in_16_bit, "in_16_bit", in_16_bit)
+    monkeypatch.setattr(dequantize_for_sampling, "in_16_bit", in_16_bit)
     completions, sliced = sampled(model, [SHORT] * 20, at_once=20, in_16_bit=True)
     assert completions.tolist() == [[4] * 3] * 20
     assert [rows for rows, _ in model.sizes] == [20, 20, 10, 10]

@@ -10,7 +10,7 @@ from rewards import instruction
 from rloo_kit import tasks
 from rloo_kit.errors import DatasetError
 from rloo_kit.models import CATALOGUE
-from rloo_kit.tasks.files import _from_folder
+from rloo_kit.tasks.gsm8k import _from_folder
 
 SOLUTION = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nIn all 48+24 = <<48+24=72>>72.\n#### {n}"
 

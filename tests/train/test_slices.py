@@ -80,7 +80,7 @@ def test_where_memory_runs_out_weights_are_no_longer_held_in_16_bit(
 
     monkeypatch.setattr(Plan, "in_16_bit_bytes", 1)
     monkeypatch.setattr(generate, "four_bit_rows", lambda: 4)
-    monkeypatch.setattr(generate.weights_in_16_bit, "in_16_bit", in_16_bit)
+    monkeypatch.setattr(generate.dequantize_for_sampling, "in_16_bit", in_16_bit)
     trainer = make_trainer(max_steps=2, **EIGHT)
     with pytest.warns(UserWarning, match="ran out with 4-bit weights held in 16 bit, step 1: from here on"):
         trainer.train()

@@ -17,7 +17,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 import rloo_kit
 from rloo_kit import advantages
 from rloo_kit.memory.plan_settings import settings_of
-from rloo_kit.policy import cpu_products
+from rloo_kit.policy import onednn_linear
 from rloo_kit.train import cpu_logprobs
 from tests.conftest import as_loaded
 
@@ -74,7 +74,7 @@ def one_run(
             if "lora_B" in name:
                 parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
     # With TRL's head: ours in tiles rounds differently, and test_cpu_logprobs compares it with float64.
-    products = nullcontext() if ours else mock.patch.object(cpu_products, "by_onednn", return_value=False)
+    products = nullcontext() if ours else mock.patch.object(onednn_linear, "by_onednn", return_value=False)
     with mock.patch.object(cpu_logprobs, "is_exact", return_value=False), products:
         trainer.train()
     return trainer, seen.steps

@@ -13,8 +13,8 @@ import rloo_kit
 from rloo_kit.errors import DatasetError
 from rloo_kit.policy.bundled import TINY
 from rloo_kit.policy.thinking import budget_of
-from rloo_kit.session import multi_process
-from rloo_kit.train import run_record, trainer_args
+from rloo_kit.session import distributed
+from rloo_kit.train import check_trainer_args, run_record
 from tests.conftest import random_rewards
 from tests.train.weights import leave_the_reference, same, trained
 
@@ -27,14 +27,14 @@ def test_processes_with_rows_in_another_order_fewer_or_other_answers_are_refused
     args: Any = SimpleNamespace(deepspeed=None, fsdp=[])
     state = SimpleNamespace(num_processes=2, distributed_type=SimpleNamespace(value="MULTI_CPU"))
     accelerator: Any = SimpleNamespace(state=state, device=torch.device("cpu"))
-    monkeypatch.setattr(multi_process, "downgrade", lambda *given, **how: None)
+    monkeypatch.setattr(distributed, "downgrade", lambda *given, **how: None)
     mine = Dataset.from_list(ROWS)
     for other in (ROWS[::-1], ROWS[:-1], [{**row, "answer": "7"} for row in ROWS], list(ROWS)):
         theirs = run_record.digest(Dataset.from_list(other))
-        monkeypatch.setattr(trainer_args, "gather_object", lambda digests, theirs=theirs: [*digests, theirs])
+        monkeypatch.setattr(check_trainer_args, "gather_object", lambda digests, theirs=theirs: [*digests, theirs])
         differ = pytest.raises(DatasetError, match="different rows") if other != ROWS else nullcontext()
         with differ:
-            trainer_args.check_launch(accelerator, args, mine)
+            check_trainer_args.check_launch(accelerator, args, mine)
 
 
 @pytest.mark.parametrize("where", [SERVER, COLOCATE])
@@ -58,7 +58,7 @@ def with_engine(standby: bool) -> torch.nn.Module:
 def test_the_trainers_settings_are_those_of_the_policys_own_engine_or_refused():
     def checked(standby: bool = False, **settings: Any) -> dict[str, Any]:
         args: Any = SimpleNamespace(**{"use_vllm": False, "vllm_mode": "colocate", "fsdp": [], **settings})
-        trainer_args.check_vllm(args, with_engine(standby))
+        check_trainer_args.check_vllm(args, with_engine(standby))
         return vars(args)
 
     for standby in (True, False):

@@ -1,4 +1,4 @@
-"""Record calls that make rewards and policies: the function's name and its arguments, for ``rloo-kit export``."""
+"""Record the call that made a reward, task or policy, for ``rloo-kit export``."""
 
 from __future__ import annotations
 

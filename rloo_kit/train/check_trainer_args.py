@@ -22,7 +22,7 @@ from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardErro
 from rloo_kit.memory.hardware import vllm_setting
 from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Policy, warn_of_temperature
-from rloo_kit.session import multi_process, output
+from rloo_kit.session import distributed, output
 from rloo_kit.train import check_config, config, run_record
 from rloo_kit.train.renamed_args import TRAINER_OLD, todays
 
@@ -169,7 +169,7 @@ def check_launch(accelerator: Accelerator, args: trl.RLOOConfig, dataset: Datase
     state, on_cpu = accelerator.state, accelerator.device.type == "cpu"
     engines = {"deepspeed": args.deepspeed, "fsdp": args.fsdp}
     kind = str(state.distributed_type.value)
-    if error := multi_process.downgrade(state.num_processes, kind, on_cpu=on_cpu, **engines):
+    if error := distributed.downgrade(state.num_processes, kind, on_cpu=on_cpu, **engines):
         raise error
     if state.num_processes > 1 and isinstance(dataset, Dataset):
         digests = gather_object([run_record.digest(dataset)])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from rloo_kit.policy import cpu_products
-from rloo_kit.policy.cpu_products import FrozenLinear, by_onednn, product
+from rloo_kit.policy import onednn_linear
 from rloo_kit.policy.generate import head_in_one_product
+from rloo_kit.policy.onednn_linear import FrozenLinear, by_onednn, product
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +19,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
     seen: list[Any] = []
-    onednn = cpu_products._onednn
-    monkeypatch.setattr(cpu_products, "_onednn", lambda *given: seen.append(given) or onednn(*given))
+    onednn = onednn_linear._onednn
+    monkeypatch.setattr(onednn_linear, "_onednn", lambda *given: seen.append(given) or onednn(*given))
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     return seen
 
@@ -28,7 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def frozen(bias: bool = False) -> torch.nn.Linear:
     model: Any = torch.nn.Sequential(torch.nn.Linear(24, 40, bias=bias)).requires_grad_(False)
     model.get_output_embeddings = lambda: None
-    cpu_products.use(model)
+    onednn_linear.use(model)
     layer: torch.nn.Linear = model[0]
     return layer
 

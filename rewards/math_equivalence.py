@@ -146,7 +146,7 @@ def equals(pairs: Iterable[Pair]) -> dict[Pair, bool]:
     return {pair: same is True for pair, same in results.items()}
 
 
-_SERVE = "from rewards.math import serve; serve()"
+_SERVE = "from rewards.math_equivalence import serve; serve()"
 _known: dict[Pair, bool] = {}
 _lock = threading.Lock()
 _servers: dict[int, subprocess.Popen[str]] = {}  # by process id: a forked process starts its own

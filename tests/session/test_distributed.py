@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.session import multi_process, output
-from rloo_kit.session.multi_process import downgrade, is_launched_alone
+from rloo_kit.session import distributed, output
+from rloo_kit.session.distributed import downgrade, is_launched_alone
 from tests.conftest import ROOT
 
-LAUNCH = {multi_process.BY_LAUNCH: "False"}
-CPU, DEEPSPEED = {multi_process.CPU: "True"}, {"ACCELERATE_USE_DEEPSPEED": "true"}
+LAUNCH = {distributed.BY_LAUNCH: "False"}
+CPU, DEEPSPEED = {distributed.CPU: "True"}, {"ACCELERATE_USE_DEEPSPEED": "true"}
 TWO = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
 MPI = {"OMPI_COMM_WORLD_SIZE": "2"}
 
@@ -62,11 +62,11 @@ def test_what_was_not_given_is_said_in_three_parts(case):
     assert len(str(error).splitlines()) == 3
     assert [word for word in words if word not in str(error)] == []
     on_gpu = downgrade(count, kind, on_cpu=False, environment=environment, **settings)
-    assert f"accelerate launch --config_file {multi_process.CONFIGS}/" in str(on_gpu)
+    assert f"accelerate launch --config_file {distributed.CONFIGS}/" in str(on_gpu)
 
 
 def test_only_the_main_process_speaks(monkeypatch, capsys):
-    for name in (*multi_process.COUNTS, *multi_process.RANKS):
+    for name in (*distributed.COUNTS, *distributed.RANKS):
         monkeypatch.delenv(name, raising=False)
     for environment, speaks in (({}, True), (TWO, True), (TWO | {"RANK": "1"}, False), ({"RANK": "1"}, True)):
         with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
@@ -81,7 +81,7 @@ def test_only_the_main_process_speaks(monkeypatch, capsys):
 
 
 def test_a_trainer_that_was_launched_for_more_stops_before_it_samples(make_trainer, monkeypatch):
-    monkeypatch.setenv(multi_process.BY_LAUNCH, "False")
+    monkeypatch.setenv(distributed.BY_LAUNCH, "False")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with pytest.raises(ConfigError, match="the launch asked for several processes"):
         make_trainer()
@@ -105,7 +105,7 @@ def test_what_accelerate_launch_leaves_in_one_process(number, monkeypatch):
 def test_accelerate_takes_the_configuration_of_every_engine(engine):
     from accelerate.commands.config.config_args import ClusterConfig
 
-    config = ClusterConfig.from_yaml_file(yaml_file=str(ROOT / multi_process.CONFIGS / f"{engine}.yaml"))
+    config = ClusterConfig.from_yaml_file(yaml_file=str(ROOT / distributed.CONFIGS / f"{engine}.yaml"))
     assert config.distributed_type == {"ddp": "MULTI_GPU", "fsdp2": "FSDP"}.get(engine, "DEEPSPEED")
     if engine.startswith("zero"):
         own = ROOT / config.deepspeed_config["deepspeed_config_file"]

@@ -1,4 +1,4 @@
-"""Multiply with frozen float32 matrices through oneDNN, on a CPU with AVX-512.
+"""Speed up frozen float32 linear layers on a CPU with AVX-512 through oneDNN.
 
 Works around: torch hands these products to MKL, which on an AMD EPYC takes about twice as long as oneDNN's AVX-512
 kernels (benchmarks/results/step_real.md).  oneDNN sums in another order, so results differ by rounding.
@@ -79,6 +79,6 @@ def by_onednn(*tensors: torch.Tensor) -> bool:
 
 
 def _onednn(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    # The operator that torch's own compiler calls; tests/policy/test_cpu_products.py pins it.
+    # The operator that torch's own compiler calls; tests/policy/test_onednn_linear.py pins it.
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")
     return result
