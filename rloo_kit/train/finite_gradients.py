@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 FIRST_LOSS_SCALE = 1024.0
 """Where fp16's loss scaler starts.  torch starts at 65536, which suits a loss that is a mean over tokens.  RLOO's is a
-sum over hundreds of tokens of a completion, and each overflow wastes a step's completions to halve the scale."""
+sum over a completion's hundreds of tokens, and each overflow wastes a step's completions to halve the scale."""
 
 NO_SCALE_LEFT = 1.0  # below this scale, the gradient itself is too large
 

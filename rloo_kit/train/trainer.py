@@ -64,7 +64,7 @@ class RLOOTrainer(RolloutTrainer):
     - Passes and completions that do not change the update are left out: ``single_pass``,
       ``skip_zero_variance_groups``.
     - Problems are reported once, with cause and remedy (:mod:`rloo_kit.watch.symptoms`).  The metric
-      ``zero_variance_groups`` is the share of groups with K equal raw rewards, or with all completions masked.
+      ``zero_variance_groups`` is the share of groups of equal rewards (before the KL term), or of masked completions.
 
     Args:
         model: a PEFT model, or the :class:`~rloo_kit.Policy` that holds one, with its tokenizer.
