@@ -102,7 +102,7 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
         "max_completion_length": (sizes.max_completion_length, tokens_because),
         **{name: (value, evidence.source) for name, value in evidence.settings.items()},
         "beta": (0.0, "a function checks the answer; 0 in every measured run"),
-        "temperature": (checkpoint.temperature, "the checkpoint's"),
+        "temperature": (checkpoint.temperature, GUESS if evidence.source == GUESS else "the checkpoint's"),
         "save_steps": (save, "four checkpoints a run"),
     } | {name: (value, "given") for name, value in given.items()}
     if given.get("eval_strategy") == "steps":  # otherwise unsloth prints that eval_steps is ignored
