@@ -12,6 +12,7 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -178,6 +179,7 @@ def packed(rows: Iterable[int], lengths: Sequence[int], at_once: int) -> list[li
     return [order[start:end] for start, end in itertools.pairwise(cuts)]
 
 
+@dataclass
 class SlicedGenerate:
     """``model.generate`` for a batch padded on the left, at most ``at_once`` rows at a time.
 
@@ -187,27 +189,22 @@ class SlicedGenerate:
     (:mod:`.dequantize_for_sampling`), and is switched off before rows are halved.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        at_once: int,
-        pad_id: int,
-        *,
-        fast: bool = True,
-        halves: bool = True,
-        in_16_bit: bool = False,
-        budget: Budget | None = None,
-    ) -> None:
-        from transformers import LogitsProcessorList
+    model: Any
+    at_once: int
+    pad_id: int
+    fast: bool = True
+    halves: bool = True
+    in_16_bit: bool = False
+    budget: Budget | None = None
 
-        self.model, self.at_once, self.pad_id, self.fast, self.halves = model, at_once, pad_id, fast, halves
-        self.in_16_bit = in_16_bit
-        self._budget = {"logits_processor": LogitsProcessorList([budget])} if budget else {}
-        self._generate = model.generate  # kept here: the trainer replaces model.generate by this object
+    def __post_init__(self) -> None:
+        self._generate = self.model.generate  # kept here: the trainer replaces model.generate by this object
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **how: Any) -> torch.Tensor:
         """As ``model.generate``: ids (rows, tokens) to ids (rows, tokens + longest completion), padded on the right."""
-        how |= self._budget
+        from transformers import LogitsProcessorList
+
+        how |= {"logits_processor": LogitsProcessorList([self.budget])} if self.budget else {}
         if self.fast and input_ids.device.type == "cpu":
             how["custom_generate"] = decode
         lengths = attention_mask.sum(1).tolist()
