@@ -41,10 +41,6 @@ def problem(template: str, *operands: int) -> Problem:
     return Problem(text, str(answer), ",".join(map(str, sorted(operands))), f"What is {text}?")
 
 
-def sum_of(a: int, b: int) -> Problem:
-    return problem("{} + {}", a, b)
-
-
 def _of_digits(template: str, *digits: int) -> Callable[[random.Random], Problem]:
     return lambda rng: problem(template, *[_number(rng, count) for count in digits])
 
@@ -62,7 +58,7 @@ MIXED = "{} * {} + {} * {} - {} * {}"
 
 # From what the bundled tiny Qwen3 can learn to products that a large model may get wrong.
 LEVELS: dict[int, Level] = {
-    1: Level("a + b, both under 50", lambda rng: sum_of(rng.randrange(50), rng.randrange(50))),
+    1: Level("a + b, both under 50", lambda rng: problem("{} + {}", rng.randrange(50), rng.randrange(50))),
     2: Level("four three-digit numbers, added and subtracted", _long_sum),
     3: Level("a * b, two and three digits", _of_digits("{} * {}", 2, 3)),
     4: Level("a * b + c * d - e * f, two digits each", _of_digits(MIXED, *[2] * 6)),
