@@ -52,7 +52,8 @@ def completed(given: Arguments) -> Arguments:
     args = given["args"] = config.check(given["args"])
     if isinstance(given["model"], torch.nn.Module):
         check_vllm(args, given["model"])
-    _check_datasets(given)
+    for name, dataset in {"train_dataset": given.get("train_dataset"), **_evaluated(given)}.items():
+        data_checks.check_dataset(dataset, args, given.get("processing_class"), name)
     if isinstance(policy, Policy):
         warn_of_temperature(policy, args.temperature)
         chosen = not hasattr(policy.model, "auto_checkpointing")  # else the plan chooses
@@ -102,11 +103,6 @@ def _check_model(given: Arguments) -> None:
             where=f"RLOOTrainer(processing_class={type(tokenizer).__name__})",
             todo="load tokenizer and model from one checkpoint; added tokens need model.resize_token_embeddings(...)",
         )
-
-
-def _check_datasets(given: Arguments) -> None:
-    for name, dataset in {"train_dataset": given.get("train_dataset"), **_evaluated(given)}.items():
-        data_checks.check_dataset(dataset, given["args"], given.get("processing_class"), name)
 
 
 def _evaluated(given: Arguments) -> dict[str, Any]:
