@@ -121,7 +121,10 @@ class RLOOTrainer(RolloutTrainer):
         data_checks.check_lengths(ids, self.max_completion_length, self._max_seq_length, rows)
         self.memory_plan = plan.plan(self.model, self.args, prompt_tokens=max(map(len, ids)))
         if hasattr(self.model, "auto_checkpointing") and not self.memory_plan.device.on_gpu:
-            self._recompute(bool(self.memory_plan.settings.checkpointing))
+            self.args = copy.copy(self.args)  # the user's configuration may serve another trainer
+            self.args.gradient_checkpointing = bool(self.memory_plan.settings.checkpointing)
+            switch = "enable" if self.args.gradient_checkpointing else "disable"
+            getattr(self.model, f"gradient_checkpointing_{switch}")()
         self.memory = Meter(self.memory_plan.device.on_gpu)
         self.passes = self.memory_plan.settings.passes
         self._set_callbacks()
@@ -129,13 +132,6 @@ class RLOOTrainer(RolloutTrainer):
         if because := self.passes.two_because:
             what = f"Each step takes one more forward pass for the KL term: {because}"
             output.warn(f"{what}. What to do: single_pass=False silences this.")
-
-    def _recompute(self, layers: bool) -> None:
-        """Recompute layers for their gradients (gradient checkpointing), or keep their activations."""
-        self.args = copy.copy(self.args)  # the user's configuration may serve another trainer
-        self.args.gradient_checkpointing = layers
-        switch = "gradient_checkpointing_enable" if layers else "gradient_checkpointing_disable"
-        getattr(self.model, switch)()
 
     def _set_callbacks(self) -> None:
         self.remove_callback(PrinterCallback)
