@@ -11,7 +11,6 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 from rewards.text import question
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
@@ -21,9 +20,7 @@ from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.evaluation.evaluate import Evaluation
 from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt
 from rloo_kit.models import EOS_TEXTS
-
-if TYPE_CHECKING:
-    from rloo_kit.policy.policy import Completion, Prompt
+from rloo_kit.policy.policy import Completion, Prompt
 
 FIGURES = ("rewards", "correct", "correct_with_room")
 CELL = "text-align:left;vertical-align:top;white-space:pre-wrap;overflow-wrap:anywhere"

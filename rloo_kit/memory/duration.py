@@ -5,11 +5,8 @@ Prompts and completions count at their maximum length; downloads, compiling, gra
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rloo_kit.memory.plan_settings import Settings
-    from rloo_kit.memory.policy_tensors import Model
+from rloo_kit.memory.plan_settings import Settings
+from rloo_kit.memory.policy_tensors import Model
 
 # Assumed for the slow case; large models were trained at 21 to 46 % of peak (Chowdhery et al. 2022, PaLM).
 BANDWIDTH_SHARE, PEAK_SHARE = 0.5, 0.3

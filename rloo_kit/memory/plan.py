@@ -12,7 +12,7 @@ from rloo_kit.memory import duration, policy_tensors
 from rloo_kit.memory.formulas import ESTIMATED, LAYER, PARTS, Parts, Step
 from rloo_kit.memory.hardware import Device, device_of, four_bit_rows, speed_of, vllm_bytes, where_computed
 from rloo_kit.memory.plan_settings import Configured, Settings, settings_of
-from rloo_kit.memory.policy_tensors import Model, model_of
+from rloo_kit.memory.policy_tensors import Model, Plannable, model_of
 from rloo_kit.models import CATALOGUE, FOR_CPU, PROJECTIONS
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import GIB, scale_of, text_table
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from rloo_kit import RLOOTrainer
     from rloo_kit.memory.meter import Measured
-    from rloo_kit.memory.policy_tensors import Plannable
 
 Verdict = Literal["fits", "tight", "does not fit"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # best first

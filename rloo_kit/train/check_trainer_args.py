@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import trl
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -25,9 +26,6 @@ from rloo_kit.policy.policy import Policy, warn_of_temperature
 from rloo_kit.session import distributed, output
 from rloo_kit.train import check_config, config, run_record
 from rloo_kit.train.renamed_args import TRAINER_OLD, todays
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 Arguments = dict[str, Any]
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,15 +28,13 @@ from transformers import TrainerCallback
 
 from rloo_kit.errors import ConfigError, RLOOKitError, RunFolderError
 from rloo_kit.memory import out_of_memory
+from rloo_kit.memory.plan import Plan
 from rloo_kit.policy import model_card
 from rloo_kit.policy.save import check_finite
 from rloo_kit.train import run_record
 from rloo_kit.train.finite_gradients import check_gradients
 from rloo_kit.train.stop_signals import Stops
 from rloo_kit.watch.read_run import MANIFEST, NAME, STATE, UNREADABLE, checkpoints, saved_step, step_of
-
-if TYPE_CHECKING:
-    from rloo_kit.memory.plan import Plan
 
 # Both are in the run's folder.  transformers does not push names that begin with "_" to the hub.
 WRITING = "_rloo_kit_writing"  # scratch folder of checkpoints that are being written or deleted

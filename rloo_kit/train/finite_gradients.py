@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from accelerate import Accelerator
 
 from rloo_kit.errors import NonFiniteError
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 FIRST_LOSS_SCALE = 1024.0
 """Where fp16's loss scaler starts.  torch starts at 65536, which suits a loss that is a mean over tokens.  RLOO's is a

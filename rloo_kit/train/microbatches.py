@@ -10,14 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from accelerate import Accelerator
 
 from rloo_kit.train.losses import row_weights
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 PROMPT = ("prompt_ids", "prompt_mask")
 COMPLETION = ("completion_ids", "completion_mask", "old_per_token_logps", "ref_per_token_logps")

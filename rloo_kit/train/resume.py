@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rloo_kit.errors import ConfigError, OutOfMemoryError, RunFolderError
 from rloo_kit.memory import out_of_memory
@@ -23,21 +23,18 @@ from rloo_kit.watch.read_run import RECIPE, STATE, checkpoints, facts, step_of
 import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
+import trl  # noqa: E402
+from datasets import Dataset  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
 from torch.utils.data import Sampler  # noqa: E402
-from transformers import TrainerState  # noqa: E402
+from transformers import PreTrainedModel, TrainerState  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
 
 from rloo_kit.train import check_config, checkpointing, run_record  # noqa: E402
 from rloo_kit.train.finite_gradients import reset_loss_scale  # noqa: E402
 from rloo_kit.train.stop_signals import Interrupted, Terminated  # noqa: E402
 
-if TYPE_CHECKING:
-    import trl
-    from datasets import Dataset
-    from transformers import PreTrainedModel
-
-    Made = dict[str, Any]
+Made = dict[str, Any]
 
 # What a configuration sets in an optimizer's parameter groups.  Some optimizers keep state in them, too.
 HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")

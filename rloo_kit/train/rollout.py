@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rloo_kit import data_checks
 from rloo_kit.errors import ConfigError, RewardError
@@ -23,13 +23,11 @@ import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
 from accelerate.utils import gather_object  # noqa: E402
+from transformers import PreTrainedModel  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 from trl.trainer.utils import pad, use_adapter  # noqa: E402
 
 from rloo_kit.train.resume import ResumableTrainer  # noqa: E402
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Batch = dict[str, torch.Tensor]
 Example = dict[str, Any]

@@ -12,28 +12,25 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import trl
 from datasets import Dataset
 from pydantic_core import to_jsonable_python
+from torch import nn
 
 from rewards.recorded_calls import Call, made_by
 from rloo_kit.advantages import BUILT_IN
 from rloo_kit.errors import ConfigError
 from rloo_kit.models import is_folder
 from rloo_kit.policy import model_card
+from rloo_kit.policy.model_card import Facts
 from rloo_kit.policy.resolve import checkpoint_of_model
 from rloo_kit.redact import is_secret, without_hidden
 from rloo_kit.tasks.task import FILES, Origin, origin_of
 from rloo_kit.train.check_config import HANDLERS
 from rloo_kit.train.config import RLOOConfig
 from rloo_kit.watch.read_run import NOTEBOOK
-
-if TYPE_CHECKING:
-    import trl
-    from torch import nn
-
-    from rloo_kit.policy.model_card import Facts
 
 HEAD = '''"""Reward functions of a run in a notebook, as they were when it was trained.
 

@@ -5,24 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
+
+from datasets import Dataset
 
 from rloo_kit import data_checks
 from rloo_kit.errors import ConfigError
+from rloo_kit.memory.hardware import Device
 from rloo_kit.memory.model_choice import FIT_COMPLETION_TOKENS
 from rloo_kit.memory.plan import Plan, batch_sizes, first, plan
 from rloo_kit.memory.plan_settings import Configured
+from rloo_kit.memory.policy_tensors import Plannable
 from rloo_kit.policy.policy import Policy
+from rloo_kit.tasks import Task
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from rloo_kit.memory.hardware import Device
-    from rloo_kit.memory.policy_tensors import Plannable
-    from rloo_kit.tasks import Task
-
-    Card: TypeAlias = str | float | Device | None
-
+Card = str | float | Device | None
 Settings = Mapping[str, Any]
 
 # Prompts per update, and the values of K to try, largest first.  Every measured run used 4 x 8.

@@ -11,13 +11,16 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+from datasets import Dataset, IterableDataset
 
 from rloo_kit import data_checks
 from rloo_kit.advantages import KL_ESTIMATORS, find, normalized, total_rewards, zero_variance_groups
 from rloo_kit.memory import out_of_memory, plan
 from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.policy_tensors import reference_is_base
+from rloo_kit.policy.policy import Policy
 from rloo_kit.session import output
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import without_bars
@@ -26,7 +29,9 @@ from rloo_kit.train import losses, microbatches
 import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
-from transformers import PrinterCallback  # noqa: E402
+import trl  # noqa: E402
+from peft import PeftModel  # noqa: E402
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback  # noqa: E402
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
 from trl.trainer.utils import nanstd  # noqa: E402
 
@@ -39,16 +44,8 @@ from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
 from rloo_kit.watch.callbacks import HealthCallback, LivePlot, ProgressCallback  # noqa: E402
 from rloo_kit.watch.read_run import judged_by  # noqa: E402
 
-if TYPE_CHECKING:
-    import trl
-    from datasets import Dataset, IterableDataset
-    from peft import PeftModel
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from rloo_kit.policy.policy import Policy
-
-    AnyDataset: TypeAlias = Dataset | IterableDataset
-    RewardFunction: TypeAlias = str | PreTrainedModel | Callable[..., Sequence[float | None]]
+AnyDataset: TypeAlias = Dataset | IterableDataset
+RewardFunction: TypeAlias = str | PreTrainedModel | Callable[..., Sequence[float | None]]
 
 
 class RLOOTrainer(RolloutTrainer):

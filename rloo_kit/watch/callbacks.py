@@ -9,19 +9,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback
 
+from rewards.trl_interface import Judges
 from rloo_kit.errors import ConfigError
 from rloo_kit.session import output
 from rloo_kit.watch import plots
 from rloo_kit.watch.diagnose import clock
 from rloo_kit.watch.statistics import Known, Log, rounds
 from rloo_kit.watch.symptoms import Episodes, Finding
-
-if TYPE_CHECKING:
-    from rewards.trl_interface import Judges
 
 Logs = Mapping[str, float | None]
 OnUnhealthy = str | Callable[[Finding], object]
