@@ -112,8 +112,10 @@ class ResumableTrainer(checkpointing.SavingTrainer):
 
     def _train(self, checkpoint: Path | None, **kwargs: object) -> TrainOutput:
         self._take_policy(loads_reference=checkpoint is not None)
-        if checkpoint and self._last_step <= step_of(checkpoint):
-            return self._already_done(checkpoint)
+        if checkpoint:
+            *_, last_step = self.set_initial_training_values(self.args, self.get_train_dataloader())
+            if last_step <= step_of(checkpoint):
+                return self._already_done(checkpoint)
         self._start_afresh()
         if self.args.should_save:
             recipe = run_record.recipe_of(self._asked, self.args, resumed=checkpoint is not None)
@@ -140,11 +142,6 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             if self.is_world_process_zero():
                 self.state.save_to_json(str(self.folder / STATE))
         return result
-
-    @property
-    def _last_step(self) -> int:
-        """``max_steps``, or what ``num_train_epochs`` comes to."""
-        return int(self.set_initial_training_values(self.args, self.get_train_dataloader())[-1])
 
     @property
     def _samples_itself(self) -> bool:
