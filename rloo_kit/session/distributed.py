@@ -22,13 +22,9 @@ def process_count(environment: Mapping[str, str] = os.environ) -> int:
     return _first_number(COUNTS, 1, environment)
 
 
-def rank() -> int:
-    """Return this process's rank, 0 for the main process."""
-    return _first_number(RANKS, 0, os.environ) if process_count() > 1 else 0
-
-
 def is_main() -> bool:
-    return rank() == 0
+    """Whether this is the process of rank 0."""
+    return process_count() == 1 or _first_number(RANKS, 0, os.environ) == 0
 
 
 def _first_number(names: tuple[str, ...], default: int, environment: Mapping[str, str]) -> int:
