@@ -10,6 +10,7 @@ import difflib
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from rewards.thinking import OPEN, QWEN3, ThinkTokens
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from transformers import PreTrainedConfig
 
     from rewards.answers import Form

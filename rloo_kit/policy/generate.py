@@ -24,11 +24,10 @@ from rloo_kit.memory import out_of_memory
 from rloo_kit.memory.formulas import DRAWN_AT_ONCE
 from rloo_kit.memory.hardware import four_bit_rows
 from rloo_kit.policy import dequantize_for_sampling, onednn_linear
+from rloo_kit.policy.thinking import Budget
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-
-    from rloo_kit.policy.thinking import Budget
 
 BLOCK = 128
 """Entries per block when drawing: sums in a block are vectorised, the cumulative sum over blocks is not."""

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rloo_kit import argument_types
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RLOOKitError, RunFolderError
-from rloo_kit.models import KEPT_NAME
+from rloo_kit.models import KEPT_NAME, Checkpoint
 from rloo_kit.policy import model_card, resolve
-from rloo_kit.policy.model_card import CARD
+from rloo_kit.policy.model_card import CARD, Facts
 from rloo_kit.policy.resolve import ADAPTER_CONFIG, Place, expanded
 from rloo_kit.session import distributed, output
 from rloo_kit.session.output import without_bars
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from rewards import Audit
     from rloo_kit import Evaluation
-    from rloo_kit.models import Checkpoint
-    from rloo_kit.policy.model_card import Facts
     from rloo_kit.policy.policy import Policy
 
 

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 
 from rewards.thinking import ThinkTokens
 from rloo_kit.errors import ConfigError
+from rloo_kit.models import Checkpoint
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
-
-    from rloo_kit.models import Checkpoint
 
 NO_THOUGHT = "{%- if enable_thinking is not defined %}{%- set enable_thinking = false %}{%- endif %}"
 """Put before a hybrid Qwen3's chat template, it turns thinking off unless a call says otherwise."""

@@ -7,14 +7,13 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rewards.answers import gold_text
+from rewards.answers import Form, gold_text
 from rloo_kit.errors import DatasetError
 from rloo_kit.session.prepare import within
 from rloo_kit.tasks.files import read
 from rloo_kit.tasks.task import Problem, Row, Task, asked_for, made, task_of
 
 if TYPE_CHECKING:
-    from rewards.answers import Form
     from rloo_kit.policy.policy import Policy
 
 REPOSITORY = "openai/gsm8k"

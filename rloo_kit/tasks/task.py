@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from rewards.answers import answer_reward, instruction
+from rewards.answers import Form, answer_reward, instruction
 from rewards.recorded_calls import Call, recorded
 from rewards.thinking import QWEN3
+from rewards.trl_interface import Reward
 from rloo_kit import argument_types
 from rloo_kit.errors import DatasetError
 from rloo_kit.tasks.within_reach import within_reach
@@ -19,8 +20,6 @@ from rloo_kit.tasks.within_reach import within_reach
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from rewards.answers import Form
-    from rewards.trl_interface import Reward
     from rloo_kit.policy.policy import Policy
 
 HELD_OUT_EVERY = 5  # one problem in five is held out

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rewards.trl_interface import check_signature
+from rewards.trl_interface import Reward, check_signature
 from rloo_kit import argument_types
 from rloo_kit.argument_types import Count, Seed, Share
 from rloo_kit.errors import ConfigError, DatasetError
@@ -24,7 +24,6 @@ from rloo_kit.tasks.reward_calls import columns_of, solved
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from rewards.trl_interface import Reward
     from rloo_kit.policy.policy import Completion, Policy
 
 CHUNK = 64  # completions sampled, kept and graded at a time

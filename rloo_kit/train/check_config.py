@@ -19,17 +19,14 @@ from rloo_kit import advantages, argument_types
 from rloo_kit.argument_types import Count, Hint
 from rloo_kit.errors import ConfigError, RLOOKitError
 from rloo_kit.memory.plan_settings import IDLE
+from rloo_kit.watch.symptoms import Finding
 
 if TYPE_CHECKING:
     import trl
 
-    from rloo_kit.watch.symptoms import Finding
-
-    Handler = Callable[[Finding], object]
-
 INFINITE = AllowInfNan(True)
 
-HANDLERS: dict[str, Handler] = {}
+HANDLERS: dict[str, Callable[[Finding], object]] = {}
 """Functions given as ``on_unhealthy``, by the name that a configuration stores in their place: the configuration is
 saved with every checkpoint, and functions of a notebook cannot be saved."""
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rewards.trl_interface import Judges
+
 if TYPE_CHECKING:
     import trl
-
-    from rewards.trl_interface import Judges
 
 Entry = dict[str, Any]
 """An entry of ``log_history``: "step" and the metrics, each a float, or None if it does not apply."""
