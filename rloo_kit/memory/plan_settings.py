@@ -37,6 +37,11 @@ class Passes:
         """Whether advantages need a KL term that only the loss's own pass computes."""
         return self.single and self.reference and not self.kl_in_loss
 
+    @property
+    def before_update(self) -> bool:
+        """Whether any log-probabilities are computed before the update."""
+        return self.reference or not self.single
+
 
 @dataclass(frozen=True)
 class Configured:

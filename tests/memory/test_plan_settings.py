@@ -82,7 +82,7 @@ def test_one_pass_suffices_on_policy_and_a_second_that_advantages_need_is_explai
 def test_advantages_wait_for_a_kl_term_in_the_reward_that_only_the_losss_pass_gives() -> None:
     def found(**changed: Any) -> tuple[bool, bool, bool]:
         asked = passes(**changed)
-        return asked.reference, asked.advantages_wait, asked.reference or not asked.single
+        return asked.reference, asked.advantages_wait, asked.before_update
 
     assert found() == (True, True, True)
     assert found(kl_placement="loss") == found(per_device_train_batch_size=2) == (True, False, True)
