@@ -61,6 +61,6 @@ def test_a_stopped_run_resumes_with_its_weights_and_optimizer_and_says_what_is_n
         trainer_with(lora_alpha=7).train(resume_from_checkpoint=str(checkpoint))
     trainer = trainer_with()
     trainer.train(resume_from_checkpoint=str(checkpoint))
-    assert "so its LoRA's scale alone is compared" in capsys.readouterr().out
+    assert "so only the LoRA's scale is compared" in capsys.readouterr().out
     assert (begun, trainer.state.global_step) == ([2], 3)
     assert [entry["step"] for entry in trainer.state.log_history if "reward" in entry] == [1, 2, 3]
