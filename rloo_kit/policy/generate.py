@@ -178,7 +178,7 @@ def packed(rows: Iterable[int], lengths: Sequence[int], at_once: int) -> list[li
     return [order[start:end] for start, end in itertools.pairwise(cuts)]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class SlicedGenerate:
     """``model.generate`` for a batch padded on the left, at most ``at_once`` rows at a time.
 

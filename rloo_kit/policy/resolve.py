@@ -21,7 +21,7 @@ from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RL
 from rloo_kit.models import CATALOGUE, Checkpoint, find, is_folder, lasting_name, of_base
 from rloo_kit.policy.bundled import BUNDLED
 from rloo_kit.session import output
-from rloo_kit.session.prepare import within
+from rloo_kit.session.prepare import HUB_SECONDS, within
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 ADAPTER_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "base_model_name_or_path"
 ANEW = "copy the folder again, or take a run's checkpoint-N"
-HUB_SECONDS = 9.0  # the hub's library itself retries for longer
 
 OF_FILES = ["*.json", "adapter_model*", "*.jinja", "*.txt", "*.model"]
 """Files to download from an adapter's repository: not its optimizer, nor a run's other checkpoints."""

@@ -261,6 +261,9 @@ def _hub_reachable(seconds: float = 3.0) -> bool:
     return False
 
 
+HUB_SECONDS = 9.0  # the hub's library itself retries for longer
+
+
 def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
     """Return or raise what ``ask`` does; raise TimeoutError after ``seconds``.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rewards.answers import Form, gold_text
 from rloo_kit.errors import DatasetError
-from rloo_kit.session.prepare import within
+from rloo_kit.session.prepare import HUB_SECONDS, within
 from rloo_kit.tasks.files import read
 from rloo_kit.tasks.task import Problem, Row, Task, asked_for, made, task_of
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rloo_kit.policy.policy import Policy
 
 REPOSITORY = "openai/gsm8k"
-HUB_SECONDS = 9.0
 
 
 @made

@@ -30,7 +30,7 @@ def test_what_is_suggested_fits_the_card(policy, card):
     assert rloo_kit.plan(policy, config, card).fits == "fits"
     assert config.num_generations == 8
     assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 32
-    assert reasons(config)["learning_rate"] == GUESS
+    assert reasons(config)["learning_rate"] == reasons(config)["temperature"] == GUESS
 
 
 @pytest.mark.parametrize(("policy", "card"), [("qwen3-1.7b", "rtx 4070"), ("qwen3-1.7b", "rtx 4090")])
