@@ -1,11 +1,14 @@
 """A configuration is checked as a whole: each fault is reported with its file, its key and the nearest valid key."""
 
 import json
+import operator
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+import rewards
 from rewards.thinking import ThinkTokens
 from rloo_kit.cli import config as configuration
 from rloo_kit.cli import reward_entries
@@ -172,6 +175,14 @@ def test_a_configuration_alone_runs_no_code(name, folder, command, shared):
         _, where, todo = fault.splitlines()
         assert where.startswith("Where: ")
         assert todo.startswith("What to do: ")
+
+
+def test_what_a_payload_takes_from_rewards_is_there():
+    texts = [given for given in PAYLOADS.values() if isinstance(given, str)]
+    taken = {name for text in texts for name in re.findall(r"\brewards\.[\w.]+", text)}
+    assert len(taken) > 5
+    for name in taken:
+        operator.attrgetter(name.removeprefix("rewards."))(rewards)
 
 
 HONEST = """\
