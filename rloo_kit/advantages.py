@@ -4,9 +4,8 @@ Rewards have shape (groups, K): a row holds the K completions of one prompt, wit
 Such a completion gets advantage 0 and is left out of every baseline.  A group whose scored rewards are all equal, or
 which has only one, gets exactly 0 from each of the three group estimators.
 
-A custom estimator must be a pure function of that tensor: a step may call it several times, on all groups or on those
-of one micro-batch, with and without the KL term.  Pass it to ``RLOOConfig(advantage_estimator=...)``, or
-:func:`register` it under a name.
+A custom estimator must be a pure function of that tensor: a step calls it with and without the KL term.  Pass it to
+``RLOOConfig(advantage_estimator=...)``, or :func:`register` it under a name.
 """
 
 from collections.abc import Callable
@@ -114,7 +113,6 @@ def zero_variance_groups(rewards: torch.Tensor) -> torch.Tensor:
 class Estimator:
     name: str
     function: Function
-    groupwise: bool  # each group's advantages depend on that group alone
 
     def __call__(self, rewards: torch.Tensor) -> torch.Tensor:
         """Compute and check the advantages; the NaN of an unscored completion becomes 0."""
@@ -131,8 +129,7 @@ class Estimator:
         return advantages.detach().to(rewards.dtype).nan_to_num(nan=0.0)
 
 
-ESTIMATORS = {group.__name__: Estimator(group.__name__, group, True) for group in (rloo, grpo, dr_grpo)}
-ESTIMATORS["reinforce"] = Estimator("reinforce", reinforce, groupwise=False)
+ESTIMATORS = {own.__name__: Estimator(own.__name__, own) for own in (rloo, grpo, dr_grpo, reinforce)}
 """name -> estimator; :func:`register` adds to it."""
 
 BUILT_IN = tuple(ESTIMATORS)
@@ -150,7 +147,7 @@ def register(function: Function, name: str | None = None) -> str:
     while name in ESTIMATORS and ESTIMATORS[name].function is not function:
         number += 1
         name = f"{base}_{number}"
-    estimator = Estimator(name, function, groupwise=False)
+    estimator = Estimator(name, function)
     estimator(torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0]]))
     ESTIMATORS.setdefault(name, estimator)
     return name

@@ -151,10 +151,9 @@ def maximum(rewards: torch.Tensor) -> torch.Tensor:
 def test_an_estimator_is_found_by_its_name_registered_once_and_numbered_where_the_name_is_taken():
     for function in ALL_ESTIMATORS:
         estimator = advantages.find(function.__name__)
-        assert (estimator.function, estimator.groupwise) == (function, function is not reinforce)
+        assert estimator.function == function
         close(estimator(REWARDS), function(REWARDS), rtol=0, atol=0)
     assert [advantages.register(maximum) for _ in range(2)] == ["maximum"] * 2
-    assert not advantages.find("maximum").groupwise, "the safe default"
     names = [advantages.register(function, "rloo") for function in (maximum, dr_grpo, maximum)]
     assert names == ["rloo_2", "rloo_3", "rloo_2"]
     with pytest.raises(ArgumentError, match=r"no advantage estimator 'ppo'(.|\n)*rloo, grpo, dr_grpo"):

@@ -30,12 +30,6 @@ class Passes:
     reference: bool  # log-probabilities of the reference are needed (beta above 0)
     kl_in_loss: bool  # the KL term is part of the loss; else it is subtracted from the rewards
     single: bool  # the loss's own pass yields the old log-probabilities, so that the ratio is 1
-    two_because: str = ""  # why single_pass cannot be honoured, although every loss is on-policy
-
-    @property
-    def advantages_wait(self) -> bool:
-        """Whether advantages need a KL term that only the loss's own pass computes."""
-        return self.single and self.reference and not self.kl_in_loss
 
     @property
     def before_update(self) -> bool:
@@ -57,7 +51,6 @@ class Configured:
     max_steps: int = -1
     beta: float = 0.05
     kl_placement: str = "reward"
-    normalize_advantages: bool = False
     single_pass: bool = True
     fast_sampling: bool = True
     optim: str = "adamw_torch_fused"
@@ -69,7 +62,6 @@ class Settings(Configured):
 
     Attributes:
         padded: whether prompts of a batch differ in length, so that rows are padded on the left.
-        groupwise: whether the advantage estimator needs one group at a time.
         processors: names from :data:`PROCESSORS` that are switched on, in order of use.
         evaluations: how often, and arguments of ``evaluate``: before and after training, and during it.
         reference_copy: whether the reference is a second LoRA (of a continued policy), not the base model.
@@ -80,7 +72,6 @@ class Settings(Configured):
 
     prompt_tokens: int = 512
     padded: bool = True
-    groupwise: bool = True
     processors: tuple[str, ...] = ()
     evaluations: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     lora_rank: int = 16
@@ -113,20 +104,13 @@ class Settings(Configured):
         """The forward passes of a step.
 
         A single pass suffices where every loss is computed with the weights that sampled its completions: each
-        generation batch is used once, and each update consumes whole generation batches.  With the KL term in the
-        reward, advantages wait for the loss's own pass, so a micro-batch must hold all that an advantage depends on.
+        generation batch is used once, and each update consumes whole generation batches.  A KL term in the reward
+        needs the policy's log-probabilities before the loss.
         """
-        micro, k = self.per_device_train_batch_size, self.num_generations
         whole_batches = self.gradient_accumulation_steps % self.steps_per_generation == 0
-        single, because = self.single_pass and self.num_iterations == 1 and whole_batches, ""
-        if single and self.beta and self.kl_placement != "loss":
-            if micro % k:
-                because = f"a micro-batch of {micro} does not hold whole groups of {k}: a multiple of {k} would"
-            elif not self.groupwise:
-                because = "the advantage estimator looks at more than one group"
-            elif self.normalize_advantages:
-                because = "normalize_advantages looks at the whole generation batch"
-        return Passes(bool(self.beta), self.kl_placement == "loss", single and not because, because)
+        single = self.single_pass and self.num_iterations == 1 and whole_batches
+        reference, kl_in_loss = bool(self.beta), self.kl_placement == "loss"
+        return Passes(reference, kl_in_loss, single and (kl_in_loss or not reference))
 
 
 def settings_of(
@@ -151,10 +135,6 @@ def settings_of(
         if chosen[name] is not None and chosen[name] < 1:
             todo = "look at the lengths and batches of the configuration"
             raise ConfigError(f"{name} must be at least 1", where=f"plan, {name}={chosen[name]}", todo=todo)
-    if (estimator := given.get("advantage_estimator", "rloo")) != "rloo":
-        from rloo_kit import advantages  # which imports torch
-
-        chosen["groupwise"] = advantages.find(estimator).groupwise
     evaluations = [] if evaluate is None else [(2, evaluate)]
     if given.get("eval_strategy") == "steps" and (every := given.get("eval_steps")):
         times = max(0, chosen["max_steps"]) // every if every >= 1 else 1 / every

@@ -67,8 +67,8 @@ class RLOOConfig(Base):
             gradient of k3 is then that of each token's KL(policy || reference).
 
     Added, less work or memory for the same update:
-        single_pass: skip the forward pass for the old log-probabilities if each generation batch is used once.
-            With a KL term in the reward, this needs micro-batches of whole groups.
+        single_pass: skip the forward pass for the old log-probabilities if each generation batch is used once and
+            there is no KL term in the reward.
         skip_zero_variance_groups: leave completions without a signal out of the training pass.  None means only if
             beta is 0, so that the update stays the same.  True drops zero-variance groups (all advantages before the
             KL term are 0) and their KL term even if beta is above 0.  False trains on all.

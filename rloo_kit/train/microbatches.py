@@ -7,6 +7,7 @@ few micro-batches as possible, each cut to its own longest prompt and completion
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ class Layout:
     rows: int  # completions in a micro-batch
     steps: int  # micro-batches in a generation batch (steps_per_generation)
     accumulation: int  # micro-batches in an update (gradient_accumulation_steps)
-    block: int  # rows that must stay together: K if advantages wait for the KL term, else 1
     aggregation: str  # this and the next field are for losses.row_weights
     longest: int
     trim: bool = True  # whether columns that are padding in all rows are cut off
@@ -39,7 +39,7 @@ class Layout:
     def unit(self) -> int:
         """Number of a generation batch's micro-batches that always share an update; rows may move between them.
 
-        >>> [Layout(1, s, a, 1, "", 1).unit for a, s in ((4, 2), (2, 8), (3, 2))]
+        >>> [Layout(1, s, a, "", 1).unit for a, s in ((4, 2), (2, 8), (3, 2))]
         [2, 2, 1]
         """
         return math.gcd(self.accumulation, self.steps)
@@ -63,53 +63,37 @@ def _lay_out_unit(
     batch: dict[str, torch.Tensor], shuffled: torch.Tensor, layout: Layout, accelerator: Accelerator
 ) -> list[list[int]]:
     """Return the rows of each micro-batch of a unit, and write their weights into the batch."""
-    # Sorting undoes the shuffle, so that each group's rows are adjacent.
-    rows = sorted(shuffled.tolist()) if layout.block > 1 else shuffled.tolist()
+    rows = shuffled.tolist()
     tokens, processes = batch["completion_mask"].sum(1), accelerator.num_processes
     total = int(accelerator.reduce(tokens[rows].sum(), reduction="sum"))
     weights = row_weights(layout.aggregation, tokens[rows], len(rows) * processes, total, layout.longest)
     # Undo transformers' division by the accumulation and the mean over processes; an update's units are averaged.
     batch["row_weight"][rows] = weights * layout.unit * processes
     lengths, live = tokens.tolist(), batch["live"].tolist()
-    blocks = blocks_of([row for row in rows if live[row]], layout.block, lengths)
-    per_batch, needed = layout.rows // layout.block, 0
+    rows.sort(key=lengths.__getitem__)
+    trained, needed = [row for row in rows if live[row]], 0
     if processes > 1:  # all must run the model equally often, or they wait for each other
-        mine = torch.tensor(max(1, math.ceil(len(blocks) / per_batch)), device=accelerator.device)
+        mine = torch.tensor(max(1, math.ceil(len(trained) / layout.rows)), device=accelerator.device)
         needed = layout.unit if layout.filled else int(accelerator.gather(mine).max())
-        spare = blocks_of([row for row in rows if not live[row]], layout.block, lengths)
-        spare = spare[: max(0, needed - len(blocks))]
-        idle = [row for block in spare for row in block]
+        idle = [row for row in rows if not live[row]][: max(0, needed - len(trained))]
         batch["row_weight"][idle] = 0.0
         batch["completion_mask"][idle] = 0
-        blocks = spare + blocks
-    return lay_out(blocks, per_batch, layout.unit, needed)
+        trained = idle + trained
+    return lay_out(trained, layout.rows, layout.unit, needed)
 
 
-def blocks_of(rows: Sequence[int], size: int, lengths: Sequence[int]) -> list[list[int]]:
-    """Split rows, in order, into blocks of ``size``, and sort these, shortest first, by their longest row.
-
-    >>> blocks_of([0, 1, 2, 3], 2, [9, 1, 3, 4])
-    [[2, 3], [0, 1]]
-    """
-    runs = [list(rows[i : i + size]) for i in range(0, len(rows), size)]
-    return sorted(runs, key=lambda run: max(lengths[row] for row in run))
-
-
-def lay_out(blocks: Sequence[Sequence[int]], per_batch: int, batches: int, needed: int = 0) -> list[list[int]]:
-    """Spread blocks over as few of ``batches`` micro-batches as possible, at most ``per_batch`` in each, but over
+def lay_out(rows: Sequence[int], per_batch: int, batches: int, needed: int = 0) -> list[list[int]]:
+    """Spread rows over as few of ``batches`` micro-batches as possible, at most ``per_batch`` in each, but over
     ``needed`` if other processes fill more.  Empty ones come first: processes exchange gradients at the last one.
 
-    >>> lay_out([[0], [1], [2]], per_batch=2, batches=3)
+    >>> lay_out([0, 1, 2], per_batch=2, batches=3)
     [[], [0, 1], [2]]
-    >>> lay_out([[0], [1], [2]], per_batch=2, batches=3, needed=3)
+    >>> lay_out([0, 1, 2], per_batch=2, batches=3, needed=3)
     [[0], [1], [2]]
     """
-    filled = max(needed, math.ceil(len(blocks) / per_batch))
-    laid_out: list[list[int]] = [[] for _ in range(batches - filled)]
-    for index in range(filled):
-        start, stop = (-(-len(blocks) * edge // filled) for edge in (index, index + 1))
-        laid_out.append([row for block in blocks[start:stop] for row in block])
-    return laid_out
+    filled = max(needed, math.ceil(len(rows) / per_batch))
+    cuts = [-(-len(rows) * edge // filled) for edge in range(filled + 1)] if filled else []
+    return [[] for _ in range(batches - filled)] + [[*rows[i:j]] for i, j in itertools.pairwise(cuts)]
 
 
 def select(batch: dict[str, torch.Tensor], rows: Sequence[int], trim: bool = True) -> dict[str, torch.Tensor]:

@@ -21,7 +21,6 @@ from rloo_kit.memory import out_of_memory, plan
 from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.policy_tensors import reference_is_base
 from rloo_kit.policy.policy import Policy
-from rloo_kit.session import output
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import without_bars
 from rloo_kit.train import losses, microbatches
@@ -126,9 +125,6 @@ class RLOOTrainer(RolloutTrainer):
         self.passes = self.memory_plan.settings.passes
         self._set_callbacks()
         self._start_afresh()
-        if because := self.passes.two_because:
-            what = f"Each step takes one more forward pass for the KL term: {because}"
-            output.warn(f"{what}. What to do: single_pass=False silences this.")
 
     def _set_callbacks(self) -> None:
         self.remove_callback(PrinterCallback)
@@ -147,13 +143,9 @@ class RLOOTrainer(RolloutTrainer):
         """Works around: TRL has one estimator, and runs the policy and the reference over every completion before
         it knows which of them carry a signal.
 
-        Returns the rollout's batch with ``live`` (rows,) bool, the rows that are trained on; ``advantages`` (rows,), or
-        ``rewards`` if they wait for the KL term; ``old_per_token_logps`` and ``ref_per_token_logps`` if needed.
-        The KL term enters in one of these places (``Passes``):
-
-        - none, or in the loss: advantages here, of the rewards; :meth:`_compute_loss` adds beta x KL.
-        - in the reward, with two passes: advantages here, of the rewards minus beta x KL.
-        - in the reward, with a single pass: advantages in :meth:`_compute_loss`, whose own pass yields the KL.
+        Returns the rollout's batch with ``live`` (rows,) bool, the rows that are trained on; ``advantages`` (rows,);
+        ``old_per_token_logps`` and ``ref_per_token_logps`` (rows, tokens) if ``Passes`` needs them.  A KL term in the
+        reward is subtracted here; one in the loss is added by :meth:`_compute_loss`.
         """
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
@@ -166,15 +158,12 @@ class RLOOTrainer(RolloutTrainer):
             batch["old_per_token_logps"] = self._log_probs(batch)
         if self.passes.reference:
             batch["ref_per_token_logps"] = self._log_probs(batch, reference=True)
-        if self.passes.advantages_wait:
-            batch["rewards"] = self._of_this_process(rewards)
-        else:
-            if self.passes.reference and not self.passes.kl_in_loss:
-                trained_on = batch["completion_mask"] * batch["live"].unsqueeze(1)
-                kl = self._kl(batch["old_per_token_logps"], batch["ref_per_token_logps"], trained_on)
-                advantages = self._advantages(rewards, self._of_all_processes(kl.sum(1)))
-            batch["advantages"] = self._of_this_process(advantages)
-        self._logs["advantages"].extend(advantages.view(-1).tolist())  # before the KL term if they wait for it
+        if self.passes.reference and not self.passes.kl_in_loss:
+            trained_on = batch["completion_mask"] * batch["live"].unsqueeze(1)
+            kl = self._kl(batch["old_per_token_logps"], batch["ref_per_token_logps"], trained_on)
+            advantages = self._advantages(rewards - self.beta * self._of_all_processes(kl.sum(1)))
+        batch["advantages"] = self._of_this_process(advantages)
+        self._logs["advantages"].extend(advantages.view(-1).tolist())
         return batch
 
     def _total_rewards(self, scores: torch.Tensor, clipped: bool = True) -> torch.Tensor:
@@ -182,10 +171,8 @@ class RLOOTrainer(RolloutTrainer):
         weights, clip = self.reward_weights.to(scores.device), self.reward_clip_range if clipped else None
         return total_rewards(scores, weights, clip).view(-1, self.num_generations)
 
-    def _advantages(self, rewards: torch.Tensor, kl: torch.Tensor | None = None) -> torch.Tensor:
-        """Advantages (groups, K) of rewards minus beta x KL, both (groups, K)."""
-        if kl is not None:
-            rewards = rewards - self.beta * kl
+    def _advantages(self, rewards: torch.Tensor) -> torch.Tensor:
+        """Advantages (groups, K) of rewards (groups, K)."""
         advantages = self._estimator(rewards)
         return normalized(advantages, ~rewards.isnan()) if self.normalize_advantages else advantages
 
@@ -205,8 +192,7 @@ class RLOOTrainer(RolloutTrainer):
         signal = advantages != 0
         if self.beta:  # a row with advantage 0 still has its KL term; only zero-variance groups drop theirs
             signal = signal.any(1, keepdim=True).expand_as(advantages)
-        live = self._of_this_process(signal.reshape(-1))
-        return live if self.passes.advantages_wait else live & mask.any(1)  # groups that wait are kept whole
+        return self._of_this_process(signal.reshape(-1)) & mask.any(1)
 
     @property
     def _trains_on_all(self) -> bool:
@@ -246,7 +232,6 @@ class RLOOTrainer(RolloutTrainer):
                 rows=self.args.per_device_train_batch_size,
                 steps=steps,
                 accumulation=self.args.gradient_accumulation_steps,
-                block=self.num_generations if self.passes.advantages_wait else 1,
                 aggregation=self.args.loss_aggregation,
                 longest=self.max_completion_length,
                 trim=self.pad_to_multiple_of is None,
@@ -276,11 +261,7 @@ class RLOOTrainer(RolloutTrainer):
             model, *microbatches.model_inputs(inputs), compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
         )
         old_logps = inputs.get("old_per_token_logps", logps.detach())
-        if self.passes.advantages_wait:
-            kl = self._kl(old_logps, inputs["ref_per_token_logps"], mask).sum(1).view(-1, self.num_generations)
-            advantages = self._advantages(inputs["rewards"].view_as(kl), kl).view(-1)
-        else:
-            advantages = inputs["advantages"]
+        advantages = inputs["advantages"]
         clip = (1 - self.epsilon_low, 1 + self.epsilon_high)
         by_completion = self.args.loss_aggregation == "seq-mean-token-sum"
         level = self.args.importance_sampling_level or ("completion" if by_completion else "token")

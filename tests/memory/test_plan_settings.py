@@ -51,51 +51,35 @@ ACCUMULATED = "gradient_accumulation_steps"
 def passes(**changed: Any) -> Passes:
     """Return the passes of a configuration whose updates each take two whole generation batches, used once."""
     batch = {MICRO: 8, ACCUMULATED: 4, STEPS: 2}
-    return Settings(**{"num_generations": 4, "beta": 0.05, **batch, **changed}).passes
+    return Settings(**{"num_generations": 4, "beta": 0.0, **batch, **changed}).passes
 
 
 @pytest.mark.parametrize(
-    ("changed", "single", "because"),
+    ("changed", "single"),
     [
-        ({}, True, ""),  # the KL term of whole groups comes with the loss's own pass
-        ({STEPS: 1}, True, ""),  # an update is four generation batches
-        ({MICRO: 4}, True, ""),  # a micro-batch is exactly one group
-        ({MICRO: 2, "beta": 0.0}, True, ""),  # split groups matter only if advantages wait for a KL term
-        ({MICRO: 2, "kl_placement": "loss"}, True, ""),  # advantages do not wait for a KL term in the loss
-        ({"groupwise": False, "normalize_advantages": True, "beta": 0.0}, True, ""),  # nor where there is no KL term
-        ({"single_pass": False}, False, ""),  # not asked for
-        ({"num_iterations": 2}, False, ""),  # the policy moves before the second use
-        ({ACCUMULATED: 2, STEPS: 4}, False, ""),  # the policy moves within a generation batch
-        ({ACCUMULATED: 3}, False, ""),  # an update takes one and a half generation batches
-        ({MICRO: 2}, False, "a micro-batch of 2 does not hold whole groups of 4: a multiple of 4 would"),
-        ({"groupwise": False}, False, "the advantage estimator looks at more than one group"),
-        ({"normalize_advantages": True}, False, "normalize_advantages looks at the whole generation batch"),
+        ({}, True),
+        ({STEPS: 1}, True),  # an update is four generation batches
+        ({"beta": 0.05, "kl_placement": "loss"}, True),
+        ({"beta": 0.05}, False),  # the reward's KL term comes before the loss
+        ({"single_pass": False}, False),  # not asked for
+        ({"num_iterations": 2}, False),  # the policy moves before the second use
+        ({ACCUMULATED: 2, STEPS: 4}, False),  # the policy moves within a generation batch
+        ({ACCUMULATED: 3}, False),  # an update takes one and a half generation batches
     ],
 )
-def test_one_pass_suffices_on_policy_and_a_second_that_advantages_need_is_explained(
-    changed: dict[str, Any], single: bool, because: str
-) -> None:
-    found = passes(**changed)
-    assert (found.single, found.two_because) == (single, because)
+def test_one_pass_suffices_where_every_loss_is_on_policy(changed: dict[str, Any], single: bool) -> None:
+    assert passes(**changed).single == single
 
 
-def test_advantages_wait_for_a_kl_term_in_the_reward_that_only_the_losss_pass_gives() -> None:
+def test_log_probabilities_are_computed_before_the_update_for_a_reference_or_a_second_pass() -> None:
     def found(**changed: Any) -> tuple[bool, bool, bool]:
         asked = passes(**changed)
-        return asked.reference, asked.advantages_wait, asked.before_update
+        return asked.reference, asked.kl_in_loss, asked.before_update
 
-    assert found() == (True, True, True)
-    assert found(kl_placement="loss") == found(per_device_train_batch_size=2) == (True, False, True)
-    assert found(beta=0.0) == (False, False, False)
-    assert found(beta=0.0, single_pass=False) == (False, False, True)
-    assert passes(kl_placement="loss").kl_in_loss
-
-
-def test_an_estimator_that_looks_at_other_groups_takes_a_second_pass(tmp_path: Any) -> None:
-    batch: Any = {"num_generations": 4, MICRO: 4, "beta": 0.05}
-    for estimator, groupwise in (("rloo", True), ("reinforce", False)):
-        found = settings_of(rloo_kit.RLOOConfig(str(tmp_path), **batch, advantage_estimator=estimator))
-        assert (found.groupwise, found.passes.single) == (groupwise, groupwise)
+    assert found() == (False, False, False)
+    assert found(beta=0.05) == (True, False, True)
+    assert found(beta=0.05, kl_placement="loss") == (True, True, True)
+    assert found(single_pass=False) == (False, False, True)
 
 
 # --- of a model, a folder and a name ---

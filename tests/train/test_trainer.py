@@ -36,8 +36,8 @@ def half_dead(problem: Any, **kwargs: Any) -> list[float]:
     [
         ({"beta": 0.0}, [("loss", 4)]),
         ({"beta": 0.0, "single_pass": False}, [("old", 4), ("loss", 4)]),
-        ({"beta": 0.05}, [("reference", 4)] * 2 + [("loss", 4)] * 2),
-        ({"beta": 0.05, "skip_zero_variance_groups": True}, [("reference", 4), ("loss", 4)]),
+        ({"beta": 0.05, "kl_placement": "loss"}, [("reference", 4)] * 2 + [("loss", 4)] * 2),
+        ({"beta": 0.05, "skip_zero_variance_groups": True}, [("old", 4), ("reference", 4), ("loss", 4)]),
     ],
 )
 def test_work_that_changes_nothing_is_not_done(settings, expected, passes, fresh_policy, make_trainer):
