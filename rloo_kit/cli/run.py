@@ -137,8 +137,6 @@ def planned(config: Config, card: str | None = None, prompt_tokens: int | None =
     }
     if settled.lora is not None:
         shape |= {"lora_rank": settled.lora["r"], "target_modules": settled.lora["target_modules"]}
-    vllm = {"fast_inference", "gpu_memory_utilization"} & settled.further.keys()
-    shape |= {name: settled.further[name] for name in vllm}
     name, _ = model_choice.chosen(settled.name, settled.four_bit, device)
     args = config.args_for(name, None, device)
     tokens = settings_of(args, prompt_tokens, settled.max_seq_length).prompt_tokens

@@ -237,7 +237,7 @@ class Step:
         held = {part: size for part, size in self.standing.items() if part in (WEIGHTS, KEPT, REST, CONTEXT)}
         # A matrix is held in full while it is quantised.
         phases = {"load": {**held, LORA: self.lora, BUFFER: self.buffer}}
-        if self.settings.vllm_bytes is None:
+        if not self.settings.by_vllm:
             phases["generate"] = self._generate()
         if self.settings.passes.before_update:
             phases["log-probs"] = self._log_probs()

@@ -1,4 +1,4 @@
-"""Usable memory and speed of a named GPU, or of this machine; what vLLM takes of it."""
+"""Usable memory and speed of a named GPU, or of this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.session.import_order import FAST, FUSED_4BIT
@@ -28,9 +28,6 @@ RESERVED_BYTES = 512 * MIB
 CUDA_CONTEXT_BYTES = 512 * MIB
 """GPU memory besides torch's tensors: the CUDA context and libraries' kernels.  An estimate: in published
 out-of-memory messages the driver counts 0.1 to 0.7 GiB more than torch; on an H100 it was 0.82 GiB."""
-
-VLLM_SHARE, COLOCATE_SHARE = 0.5, 0.3
-"""vLLM's default share of the GPU: in unsloth's ``from_pretrained``, and in TRL's RLOOConfig."""
 
 
 @dataclass(frozen=True)
@@ -128,28 +125,3 @@ def four_bit_rows(device: Device | None = None) -> int:
     bandwidth, _ = (device and speed_of(device)) or (0.0, 0.0)
     fused = os.environ.get(FUSED_4BIT) == "1" if device is None or device.is_here else bandwidth <= FAST
     return 16 if fused else 4
-
-
-def vllm_bytes(
-    usable_bytes: int, weights: int, config: Any, model: Any, fast_inference: bool, share: float | None
-) -> int | None:
-    """Return the bytes that vLLM takes on the training GPU, as read in unsloth and TRL, never measured: its share, 0 if
-    it sleeps while the trainer works, None if it does not sample there.
-
-    Unsloth's engine (``fast_inference``) uses the trainer's weights; TRL's (``vllm_mode="colocate"``) a second copy.
-    """
-    engine, asleep = getattr(model, "vllm_engine", None), getattr(config, "vllm_enable_sleep_mode", False)
-    if engine is not None:
-        share = vllm_setting(engine, "cache_config.gpu_memory_utilization")
-        asleep = vllm_setting(engine, "model_config.enable_sleep_mode")
-    elif not fast_inference:
-        if not getattr(config, "use_vllm", False) or getattr(config, "vllm_mode", "colocate") != "colocate":
-            return None
-        share, weights = getattr(config, "vllm_gpu_memory_utilization", COLOCATE_SHARE), 0
-    return 0 if asleep else max(0, int((share or VLLM_SHARE) * usable_bytes) - weights)
-
-
-def vllm_setting(engine: Any, path: str) -> Any:
-    for name in ("llm_engine", "vllm_config", *path.split(".")):
-        engine = getattr(engine, name, None)
-    return engine

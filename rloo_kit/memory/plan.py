@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from rloo_kit.memory import duration, policy_tensors
 from rloo_kit.memory.formulas import ESTIMATED, LAYER, PARTS, Parts, Step
-from rloo_kit.memory.hardware import Device, device_of, four_bit_rows, speed_of, vllm_bytes, where_computed
+from rloo_kit.memory.hardware import Device, device_of, four_bit_rows, speed_of, where_computed
 from rloo_kit.memory.plan_settings import Configured, Settings, settings_of
 from rloo_kit.memory.policy_tensors import Model, Plannable, model_of
 from rloo_kit.models import CATALOGUE, FOR_CPU, PROJECTIONS
@@ -144,7 +144,7 @@ class Plan:
     def seconds(self) -> dict[str, duration.Range]:
         """Part of the run -> seconds at best and in the slow case, never timed: "load", "a step", "evaluations", and
         "in all" if the config sets ``max_steps``.  Empty with vLLM, on a CPU, on an unknown GPU."""
-        speed = speed_of(self.device) if self.settings.vllm_bytes is None else None
+        speed = None if self.settings.by_vllm else speed_of(self.device)
         if speed is None:
             return {}
         sampled = replace(self.settings, generation_rows=self.sampled_rows)
@@ -186,9 +186,8 @@ class Plan:
             yield self.sliced
         if held := self.in_16_bit_bytes:
             yield f"{held / GIB:.2f} GiB more hold the weights in 16 bit while completions are sampled, for speed"
-        if s.vllm_bytes is not None:
-            taken = f"takes {s.vllm_bytes / GIB:.2f} GiB" if s.vllm_bytes else "sleeps while the policy trains"
-            yield f"vLLM {taken}, which leaves {self.device.usable_bytes / GIB:.2f} GiB; never measured"
+        if s.by_vllm:
+            yield "vLLM samples: what it takes of this GPU is not counted (gpu_memory_utilization)"
         if self.changes:
             yield "to make it fit, cheapest in quality first:"
             yield from (f"  {number}. {change}" for number, change in enumerate(self.changes, 1))
@@ -198,7 +197,7 @@ class Plan:
     def _times(self) -> Iterator[str]:
         if not self.seconds:
             unknown = "this GPU's bandwidth is not known"
-            yield f"time: not estimated, {unknown if self.settings.vllm_bytes is None else 'vLLM samples'}"
+            yield f"time: not estimated, {'vLLM samples' if self.settings.by_vllm else unknown}"
             return
         launch = [1e6 * seconds for seconds in duration.LAUNCH_SECONDS]
         yield (
@@ -343,12 +342,10 @@ def plan(
     gradient_checkpointing: bool | str = "auto",
     full_finetuning: bool = False,
     target_modules: Collection[str] | None = None,
-    fast_inference: bool = False,
-    gpu_memory_utilization: float | None = None,
     evaluate: Mapping[str, Any] | None = None,
     eval_rows: int = 0,
 ) -> Plan:
-    """Add up the memory of a run, say whether it fits, and estimate its time.  A vLLM server's GPU is not counted.
+    """Add up the memory of a run, say whether it fits, and estimate its time.  What vLLM takes is not counted.
 
     Args:
         policy: a loaded policy or PEFT model, counted as loaded if planned for its device; or, with nothing loaded, a
@@ -356,8 +353,8 @@ def plan(
         config: an ``RLOOConfig``, TRL's, or any object with such attributes; None means the kit's defaults.
         card: a GPU's name ("rtx 3060 12GB", "t4"), its memory ("8GB", bytes), or None for this machine's GPU or CPU.
         prompt_tokens: the longest prompt; None means 512, or what max_seq_length leaves if that is less.
-        lora_rank, load_in_4bit, gradient_checkpointing, full_finetuning, target_modules, fast_inference,
-            gpu_memory_utilization: as for ``load_policy``; a loaded policy has its own.
+        lora_rank, load_in_4bit, gradient_checkpointing, full_finetuning, target_modules: as for ``load_policy``; a
+            loaded policy has its own.
         evaluate: arguments of ``evaluate``, including ``n``, if it is called before and after training.
         eval_rows: problems in the trainer's ``eval_dataset``, if the config evaluates during training.
 
@@ -385,10 +382,7 @@ def plan(
         modules = PROJECTIONS if target_modules in (None, "all-linear") else target_modules
         model = model_of(checkpoint, own["lora_rank"], own["four_bit"], own["dtype_bytes"], modules)
     if device.on_gpu:
-        weights, share = model.linear_bytes + model.kept_bytes + model.rest_bytes, gpu_memory_utilization
-        taken = vllm_bytes(device.usable_bytes, weights, config, loaded, fast_inference, share)
-        own["vllm_bytes"] = taken
-        device = replace(device, usable_bytes=device.usable_bytes - (taken or 0))
+        own["by_vllm"] = getattr(config, "use_vllm", False) or hasattr(loaded, "vllm_engine")
     elif loaded is policy and getattr(config, "gradient_checkpointing", False):
         # transformers' Trainer switches it on, except for a Policy; on a GPU unsloth keeps what was set at loading.
         own["checkpointing"] = own["checkpointing"] or True

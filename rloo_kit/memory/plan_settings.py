@@ -67,7 +67,7 @@ class Settings(Configured):
         reference_copy: whether the reference is a second LoRA (of a continued policy), not the base model.
         dtype_bytes: bytes per element of activations, cache and everything that is not quantised.
         small_card: whether the GPU has at most 24.5 GiB, so that unsloth's head works in smaller tiles.
-        vllm_bytes: what vLLM takes on the training GPU besides the trainer; None if it does not sample there.
+        by_vllm: whether vLLM samples, of which nothing is counted.
     """
 
     prompt_tokens: int = 512
@@ -81,7 +81,7 @@ class Settings(Configured):
     on_gpu: bool = True
     dtype_bytes: int = 2
     small_card: bool = True
-    vllm_bytes: int | None = None
+    by_vllm: bool = False
 
     @property
     def row_tokens(self) -> int:  # T

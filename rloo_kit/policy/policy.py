@@ -229,16 +229,6 @@ def check_sampling(greedy: bool, **given: object) -> None:
     argument_types.check(given, hints, "Policy.generate", advice)
 
 
-def warn_of_temperature(policy: Policy, temperature: float) -> None:
-    """Warn once if a policy is to be sampled at TRL's default temperature of 1 though its checkpoint asks for less."""
-    best, model = policy.checkpoint.temperature, vars(policy.model)
-    if temperature == 1.0 and best < 1.0 and not model.get("warned_of_temperature"):
-        model["warned_of_temperature"] = True
-        what = f"At temperature 1 most of what {policy.checkpoint.name} says is noise"
-        todo = f"RLOOConfig(temperature=policy.checkpoint.temperature), which is {best:g}"
-        output.warn(f"{what}. What to do: {todo}.")
-
-
 def _check_prompts(rows: list[list[int]], limit: int | None) -> None:
     """Works around: on a GPU unsloth truncates a long prompt's ids, but not their positions."""
     if [] in rows:  # its row would be padding only

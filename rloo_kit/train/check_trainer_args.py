@@ -20,9 +20,8 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 import rewards
 from rloo_kit import data_checks
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
-from rloo_kit.memory.hardware import vllm_setting
 from rloo_kit.models import CATALOGUE
-from rloo_kit.policy.policy import Policy, warn_of_temperature
+from rloo_kit.policy.policy import Policy
 from rloo_kit.session import distributed, output
 from rloo_kit.train import check_config, config, run_record
 from rloo_kit.train.renamed_args import TRAINER_OLD, todays
@@ -53,7 +52,6 @@ def completed(given: Arguments) -> Arguments:
     for name, dataset in {"train_dataset": given.get("train_dataset"), **_evaluated(given)}.items():
         data_checks.check_dataset(dataset, args, given.get("processing_class"), name)
     if isinstance(policy, Policy):
-        warn_of_temperature(policy, args.temperature)
         chosen = not hasattr(policy.model, "auto_checkpointing")  # else the plan chooses
         if chosen and policy.device.type == "cpu" and not policy.checkpoints_activations:
             # transformers' Trainer would switch it on, TRL's default; on a GPU unsloth keeps the policy's setting.
@@ -148,7 +146,7 @@ def check_vllm(args: trl.RLOOConfig, model: torch.nn.Module) -> None:
         )
     if engine is not None:
         args.use_vllm, args.vllm_mode = True, "colocate"
-        args.vllm_enable_sleep_mode = bool(vllm_setting(engine, "model_config.enable_sleep_mode"))
+        args.vllm_enable_sleep_mode = bool(engine.llm_engine.vllm_config.model_config.enable_sleep_mode)
     elif args.use_vllm and (packed := [n for n, p in model.named_parameters() if hasattr(p, "quant_state")]):
         raise ConfigError(
             f"vLLM would be sent packed bytes of 4-bit weights, {len(packed)} tensors, and sample from them",

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import os
-import random
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import trl
 from filelock import FileLock, Timeout
@@ -43,8 +41,6 @@ LOCK = "_rloo_kit.lock"
 OPTIMIZER = ("optimizer.", "global_step", "pytorch_model_fsdp")
 """Prefixes of the optimizer state's file, also DeepSpeed's and FSDP's.  transformers resumes without it, silently."""
 
-RandomStates = tuple[Any, Any, torch.Tensor, list[torch.Tensor]]
-
 
 class SavingTrainer(trl.RLOOTrainer):
     """TRL's trainer with checkpoints that are whole, finite, and written at the end of a step."""
@@ -55,13 +51,10 @@ class SavingTrainer(trl.RLOOTrainer):
     _made_of: dict[str, Any] | None = None
     _whole: int | None
     """The last finished step, to which weights, optimizer and schedule belong; None before it and during an update."""
-    _random: RandomStates | None = None
-    """Random states at the end of that step; ``_tokens_seen`` likewise.  A step that is dropped has advanced both."""
-    _tokens_seen = 0
 
     def _start_afresh(self) -> None:
         """Reset what an earlier ``train()`` left behind."""
-        self.stops, self._whole, self._random = Stops(), None, None
+        self.stops, self._whole = Stops(), None
 
     @cached_property
     def folder(self) -> Path:
@@ -79,13 +72,8 @@ class SavingTrainer(trl.RLOOTrainer):
         check_finite(self.model, f"step {self.state.global_step}", self._way_on)
         self._whole = self.state.global_step
         self.remember()
-        self._end_step()  # an evaluation may fail
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        self._end_step()
         self.stops.release()
-
-    def _end_step(self) -> None:
-        self._random, self._tokens_seen = random_states(), self.state.num_input_tokens_seen
 
     def _way_on(self) -> str:
         kept = newest_whole(self.folder)[0]
@@ -174,21 +162,6 @@ class Updates(TrainerCallback):
         """From here until the step ends, signals wait."""
         check_gradients(model, self._trainer.accelerator, state.global_step + 1)
         self._trainer.stops.held, self._trainer._whole = True, None
-
-
-def random_states() -> RandomStates:
-    """The random states of Python, NumPy, torch and each GPU, as checkpoints keep them."""
-    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpus
-
-
-def set_random_states(states: RandomStates) -> None:
-    python, numpy, cpu, on_gpus = states
-    random.setstate(python)
-    np.random.set_state(numpy)
-    torch.set_rng_state(cpu)
-    if on_gpus:
-        torch.cuda.set_rng_state_all(on_gpus)
 
 
 # --- whether a checkpoint is whole ------------------------------------------------------------------------

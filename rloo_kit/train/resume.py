@@ -60,7 +60,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
         """Train, and leave ``trainer_state.json`` in ``output_dir``.
 
         When SIGTERM, SIGINT (a notebook's stop button) or an error ends the run, its last finished step is saved.  The
-        step in progress is dropped, and a resumed run samples it again.  After SIGTERM the exit status is 143.  Runs of
+        step in progress is dropped, and a resumed run samples it anew.  After SIGTERM the exit status is 143.  Runs of
         several processes lose the steps since their last checkpoint.
 
         ``resume_from_checkpoint=True`` takes the newest whole checkpoint in ``output_dir``, and names each damaged one
@@ -227,9 +227,6 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             return "stopped: there is no finished step to save, and no checkpoint: train() begins again"
         try:
             if not (place := self.folder / f"checkpoint-{step}").is_dir():
-                if self._random is not None:  # the step that is dropped has drawn completions
-                    checkpointing.set_random_states(self._random)
-                    self.state.num_input_tokens_seen = self._tokens_seen
                 self._save_checkpoint(self.model, trial=None)
         except Exception as again:  # the error that ended the run is raised, not this one
             return f"stopped: the last step could not be saved, {type(again).__name__}: {again}"

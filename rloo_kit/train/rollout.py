@@ -5,7 +5,6 @@ Used by :class:`rloo_kit.RLOOTrainer`.  Each override names what it works around
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext
 from typing import Any
@@ -32,8 +31,6 @@ from rloo_kit.train.resume import ResumableTrainer  # noqa: E402
 Batch = dict[str, torch.Tensor]
 Example = dict[str, Any]
 
-UNSCORED_BATCHES = 3  # batches in a row without any score, after which a reward function is reported
-
 
 class RolloutTrainer(ResumableTrainer):
     """TRL's trainer with checked sampling and scores, and no more forward passes than are needed."""
@@ -43,7 +40,6 @@ class RolloutTrainer(ResumableTrainer):
 
     def _start_afresh(self) -> None:
         super()._start_afresh()
-        self._unscored: Counter[str] = Counter()
         self._at_most: int | None = None  # rows sampled at once, after memory ran out
         self._in_16_bit = True  # until memory runs out with 4-bit weights in 16 bit
         self._budget = thinking.budget_of(self._tokenizer)
@@ -183,7 +179,7 @@ class RolloutTrainer(ResumableTrainer):
     # --- scores -------------------------------------------------------------------------------------------
 
     def _calculate_rewards(self, inputs: Sequence[Example], *args: object) -> torch.Tensor:
-        """Works around: TRL does not check a reward model's scores, and only logs a reward that is always None."""
+        """Works around: TRL does not check a reward model's scores."""
         with out_of_memory.explain_out_of_memory("rewards", self.memory_plan), undisturbed(self.model):
             scores = super()._calculate_rewards(inputs, *args)
         for name, reward, column in zip(self.reward_func_names, self.reward_funcs, scores.T, strict=True):
@@ -191,13 +187,6 @@ class RolloutTrainer(ResumableTrainer):
                 where = f"{name}, {int((~column.isfinite()).sum())} of {len(column)} completions"
                 todo = "load it in bfloat16 or float32, and look for NaN in its weights"
                 raise RewardError("a reward model's score is not finite", where=where, todo=todo)
-        if not self.model.training or scores.isnan().all():  # the health check reports that
-            return scores
-        for name, column in zip(self.reward_func_names, scores.T, strict=True):
-            self._unscored[name] = self._unscored[name] + 1 if column.isnan().all() else 0
-            if self._unscored[name] == UNSCORED_BATCHES:
-                what = f"Reward '{name}' has returned None for every sample of {UNSCORED_BATCHES} batches in a row"
-                output.warn(f"{what}, so it has no effect. Check the dataset column that it reads.")
         return scores
 
     # --- log-probabilities --------------------------------------------------------------------------------

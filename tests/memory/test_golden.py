@@ -23,7 +23,6 @@ SAID: dict[str, Callable[[], object]] = {
     "changes, cheapest first": lambda: rloo_kit.plan("qwen3-4b", LARGE, "rtx 4060"),
     "in slices": lambda: rloo_kit.plan("qwen3-8b", ONE_GROUP, "rtx 3060 12gb"),
     "a run of known length": lambda: rloo_kit.plan("qwen3-14b", LONG, "rtx 3090"),
-    "vLLM beside the trainer": lambda: rloo_kit.plan("qwen3-4b", None, "rtx 4080", fast_inference=True),
     "all weights trained": lambda: rloo_kit.plan("qwen3-0.6b", ALL, "24GB", full_finetuning=True),
     "nothing fits": lambda: rloo_kit.plan("qwen3-14b", LARGE, 2**30, gradient_checkpointing=False),
     "the largest for a T4": lambda: repr(rloo_kit.fit("t4")),

@@ -1,7 +1,6 @@
 """GPUs by name, this machine's memory, and the share that vLLM takes."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -10,7 +9,6 @@ import torch
 import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
-from rloo_kit.memory.formulas import KEPT, REST, WEIGHTS
 from rloo_kit.memory.hardware import Device, device_of
 from rloo_kit.session.output import GIB, MIB
 from tests.memory.conftest import fake_cuda
@@ -56,23 +54,8 @@ def test_a_model_is_where_it_computes_and_not_where_its_embedding_lies() -> None
     assert hardware.where_computed(model[0]).type == "cpu"
 
 
-def test_vllms_share_is_taken_off_what_is_usable_unless_it_sleeps_or_is_elsewhere() -> None:
-    def plan(config: Any = None, **given: Any) -> rloo_kit.Plan:
-        return rloo_kit.plan("qwen3-4b", config, "rtx 3090", **given)
-
-    plain, shared = plan(), plan(fast_inference=True)
-    usable = plain.device.usable_bytes
-    weights = sum(plain.phases["load"].get(part, 0) for part in (WEIGHTS, KEPT, REST))
-    assert shared.settings.vllm_bytes == usable // 2 - weights, "the trainer's weights are in unsloth's share"
-    assert shared.device.usable_bytes == usable - shared.settings.vllm_bytes
-    assert shared.phases == {name: parts for name, parts in plain.phases.items() if name != "generate"}
-    assert "vLLM takes 9.03 GiB, which leaves 14.47 GiB; never measured" in str(shared)
-    colocate = {"use_vllm": True, "vllm_mode": "colocate"}
-    for config, given, taken in (
-        ({}, {"fast_inference": True, "gpu_memory_utilization": 0.6}, int(0.6 * usable) - weights),
-        ({"vllm_enable_sleep_mode": True}, {"fast_inference": True}, 0),
-        (colocate, {}, int(0.3 * usable)),
-        ({**colocate, "vllm_gpu_memory_utilization": 0.5}, {}, usable // 2),
-        ({**colocate, "vllm_mode": "server"}, {}, None),
-    ):
-        assert plan(SimpleNamespace(**config), **given).settings.vllm_bytes == taken, config
+def test_the_plan_says_that_it_does_not_count_vllm() -> None:
+    planned = rloo_kit.plan("qwen3-4b", SimpleNamespace(use_vllm=True), "rtx 3090")
+    assert "generate" not in planned.phases
+    assert "vLLM samples: what it takes of this GPU is not counted" in str(planned)
+    assert "time: not estimated, vLLM samples" in str(planned)

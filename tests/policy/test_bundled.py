@@ -6,7 +6,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.policy import bundled, resolve
 from rloo_kit.policy.bundled import BUNDLED, INSTALL, TINY
 from rloo_kit.tasks.arithmetic import LEVELS, problems_of
-from tests.conftest import random_rewards
 
 ROOT = Path(rloo_kit.__file__).parent.parent
 
@@ -148,14 +146,3 @@ class TestLoaded:
         (completion,) = loaded.generate([question], greedy=True, max_new_tokens=24)
         assert "Paris" in completion.text
         assert completion.finished
-
-
-def test_temperature_1_is_warned_of_once_where_the_checkpoint_asks_for_less(make_trainer, policy, monkeypatch):
-    policy = rloo_kit.Policy(policy.model, policy.tokenizer, replace(policy.checkpoint, temperature=0.6))
-    monkeypatch.delattr(policy.model, "warned_of_temperature", raising=False)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for temperature in (0.8, 1.0, 1.0):
-            make_trainer(random_rewards, model=policy, temperature=temperature)
-    (warned,) = (str(one.message) for one in caught if "temperature" in str(one.message))
-    assert "RLOOConfig(temperature=policy.checkpoint.temperature), which is 0.6" in warned

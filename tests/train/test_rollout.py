@@ -2,14 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import trl
 
 from rloo_kit.errors import RewardError
-from tests.conftest import random_rewards
 from tests.train.weights import leave_the_reference
 
 
@@ -41,15 +39,6 @@ def test_a_trained_policy_is_its_own_reference_and_no_copy_is_kept_where_the_bas
     leave_the_reference(fresh_policy.model)
     make_trainer(model=fresh_policy, beta=0.05)
     assert list(fresh_policy.model.peft_config) == ["default", "ref"], "its weights: tests/policy/test_load.py"
-
-
-def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_trainer):
-    def never(completions: Any, **kwargs: Any) -> Any:
-        return [None] * len(completions)
-
-    with pytest.warns(UserWarning, match="'never' has returned None for every sample of 3 batches") as caught:
-        make_trainer(reward_funcs=[never, random_rewards], max_steps=5).train()
-    assert sum("returned None" in str(item.message) for item in caught) == 1
 
 
 def test_what_a_reward_seeds_or_switches_is_put_back_also_where_it_fails(make_trainer, monkeypatch):
