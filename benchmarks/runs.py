@@ -327,7 +327,6 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
     )
     given = {"model": policy.model, "processing_class": policy.tokenizer, "train_dataset": task.train}
     trainer: RLOOTrainer = kit.RLOOTrainer(**given, reward_funcs=[reward], args=config)
-    trainer.memory = None  # the kit's own meter resets CUDA's high-water mark in every phase
     return trainer
 
 

@@ -21,12 +21,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, P
 
 from rloo_kit.memory.formulas import LORA, OPTIMIZER, REST, WEIGHTS
 from rloo_kit.memory.hardware import CUDA_CONTEXT_BYTES
-from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.policy_tensors import bytes_of, weight_bytes
 from rloo_kit.models import Checkpoint, nf4_bytes
 from rloo_kit.policy.bundled import TINY
 
-from . import work
+from . import peaks, work
 from .runner import Figure, Place
 
 
@@ -132,12 +131,12 @@ def case(place: Place, shape: str, k: int, groups: int, tokens: int, micro: int)
         limit_torch(plan.peak_bytes - CUDA_CONTEXT_BYTES)
     trainer = rloo_kit.RLOOTrainer(policy, work.every_other, config, data)
     work.at_full_length(trainer, tokens)
-    trainer.memory = Meter()
-    trainer.train()
-    compared = trainer.memory_plan.compare(trainer)
+    with peaks.measured() as measured:
+        trainer.train()
+    planned = peaks.planned(trainer.memory_plan)
     sampled = max(entry.get("completions/max_length", 0.0) for entry in trainer.state.log_history)
     found = {
-        "every phase was measured": Figure(all(seen for _, seen in compared.values())),
+        "every phase was measured": Figure(planned.keys() <= measured.keys()),
         "longest completion, of its limit": Figure(sampled / tokens, low=1.0),
     }
     if not place.is_rehearsal:
@@ -148,11 +147,12 @@ def case(place: Place, shape: str, k: int, groups: int, tokens: int, micro: int)
         beside = total - free - torch.cuda.memory_reserved()
         found["context, GiB"] = Figure(beside / 2**30)
         found["context, measured / planned"] = Figure(beside / CUDA_CONTEXT_BYTES)
-        for name, peak in trainer.memory.peaks.items():
+        for name, peak in measured.items():
             found[f"reserved in {name}, GiB"] = Figure(peak.reserved_bytes / 2**30)
     sizes = {part: (plan.phases["optimizer"][part], size) for part, size in held(trainer).items()}
-    sizes |= {f"peak in {name}": (planned, seen or 0) for name, (planned, seen) in compared.items()}
-    for name, (planned, seen) in sizes.items():
-        found[f"{name}, measured / planned"] = Figure(seen / planned)
-        found[f"{name}, off by, MiB"] = Figure((seen - planned) / 2**20)
+    seen_in = {name: measured[name].allocated_bytes for name in planned if name in measured}
+    sizes |= {f"peak in {name}": (planned[name], seen) for name, seen in seen_in.items()}
+    for name, (size, seen) in sizes.items():
+        found[f"{name}, measured / planned"] = Figure(seen / size)
+        found[f"{name}, off by, MiB"] = Figure((seen - size) / 2**20)
     return found

@@ -156,6 +156,5 @@ def trainer_of(
     config = kind.RLOOConfig(**work.settings(folder, k, 1, k, tokens, bf16=bf16, fp16=not bf16, **more))
     data = work.dataset(32 if place.is_rehearsal else 128)
     made = kind.RLOOTrainer(reward_funcs=work.every_other, args=config, train_dataset=data, **named)
-    made.memory = None  # the kit's own meter resets the peaks in every phase
     work.at_full_length(made, tokens)
     return made

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rewards.errors import RewardValueError
 from rloo_kit.errors import OutOfMemoryError
@@ -27,16 +26,8 @@ def warn_if_too_large(planned: Plan) -> None:
 
 
 @contextlib.contextmanager
-def phase(trainer: Any, name: str) -> Iterator[None]:
-    """Run a phase: keep its peak in ``trainer.memory``, and explain an out-of-memory error."""
-    metered = trainer.memory.phase(name) if trainer.memory else contextlib.nullcontext()
-    with explain_out_of_memory(name, trainer.memory_plan), metered:
-        yield
-
-
-@contextlib.contextmanager
-def explain_out_of_memory(name: str, planned: Plan) -> Iterator[None]:
-    """Turn the device's out-of-memory error into one with the phase, the plan's table, and the change to make."""
+def explained(name: str, planned: Plan) -> Iterator[None]:
+    """Turn an out-of-memory error of the device, in a phase, into one with the plan's table and the change to make."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

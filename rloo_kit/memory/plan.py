@@ -20,9 +20,6 @@ from rloo_kit.session.output import GIB, scale_of, text_table
 if TYPE_CHECKING:
     import trl
 
-    from rloo_kit import RLOOTrainer
-    from rloo_kit.memory.meter import Measured
-
 Verdict = Literal["fits", "tight", "does not fit"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # best first
 
@@ -151,14 +148,6 @@ class Plan:
         free = self.device.usable_bytes - self.totals["load"]
         decoding = four_bit_rows(self.device), bool(self.in_16_bit_bytes)
         return duration.Seconds(self.model, sampled, *speed, *decoding).of_run(free)
-
-    def compare(self, trainer: RLOOTrainer) -> Measured:
-        """Compare the plan of each phase with its measured peak, after at least one step; a CPU has none."""
-        from rloo_kit.memory.meter import compare
-
-        held = {"weights in 16 bit": self.in_16_bit_bytes}
-        phases = {name: parts | held if name == "generate" else parts for name, parts in self.phases.items()}
-        return compare(phases, trainer.memory.peaks)
 
     @property
     def takes(self) -> str:

@@ -126,7 +126,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             output.say(self.memory_plan.sliced)
         with self.stops.listening() if self.accelerator.num_processes == 1 else nullcontext():
             try:
-                with out_of_memory.phase(self, "optimizer"):
+                with out_of_memory.explained("optimizer", self.memory_plan):
                     result = super().train(resume_from_checkpoint=checkpoint and str(checkpoint), **kwargs)
             except (KeyboardInterrupt, Terminated, Exception) as error:
                 if isinstance(error, OutOfMemoryError):

@@ -130,7 +130,7 @@ class RolloutTrainer(ResumableTrainer):
         GPU's; and memory may not hold all rows at once."""
         data_checks.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
         training = self.model.training
-        with out_of_memory.phase(self, "generate"), self._own_sampling(len(prompt_ids)):
+        with out_of_memory.explained("generate", self.memory_plan), self._own_sampling(len(prompt_ids)):
             completion_ids = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if not training:
             self.model.eval()  # unsloth leaves it in training mode, which would make later calls training steps
@@ -180,7 +180,7 @@ class RolloutTrainer(ResumableTrainer):
 
     def _calculate_rewards(self, inputs: Sequence[Example], *args: object) -> torch.Tensor:
         """Works around: TRL does not check a reward model's scores."""
-        with out_of_memory.explain_out_of_memory("rewards", self.memory_plan), undisturbed(self.model):
+        with out_of_memory.explained("rewards", self.memory_plan), undisturbed(self.model):
             scores = super()._calculate_rewards(inputs, *args)
         for name, reward, column in zip(self.reward_func_names, self.reward_funcs, scores.T, strict=True):
             if isinstance(reward, torch.nn.Module) and not column.isfinite().all():
@@ -201,7 +201,7 @@ class RolloutTrainer(ResumableTrainer):
         rows = sorted(passed.nonzero().flatten().tolist(), key=lengths.__getitem__)
         size = self.args.per_device_train_batch_size
         with (
-            out_of_memory.phase(self, "log-probs"),
+            out_of_memory.explained("log-probs", self.memory_plan),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
             self._reference() if reference else nullcontext(self.model) as model,
         ):

@@ -18,7 +18,6 @@ from datasets import Dataset, IterableDataset
 from rloo_kit import data_checks
 from rloo_kit.advantages import KL_ESTIMATORS, find, normalized, total_rewards, zero_variance_groups
 from rloo_kit.memory import out_of_memory, plan
-from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.policy_tensors import reference_is_base
 from rloo_kit.policy.policy import Policy
 from rloo_kit.session.import_order import import_unsloth
@@ -121,7 +120,6 @@ class RLOOTrainer(RolloutTrainer):
             self.args.gradient_checkpointing = bool(self.memory_plan.settings.checkpointing)
             switch = "enable" if self.args.gradient_checkpointing else "disable"
             getattr(self.model, f"gradient_checkpointing_{switch}")()
-        self.memory = Meter(self.memory_plan.device.on_gpu)
         self.passes = self.memory_plan.settings.passes
         self._set_callbacks()
         self._start_afresh()
@@ -243,7 +241,7 @@ class RLOOTrainer(RolloutTrainer):
 
     def training_step(self, *args: object, **kwargs: object) -> torch.Tensor:
         """Works around: an out-of-memory error names neither the phase nor what to do."""
-        with out_of_memory.phase(self, "train"):
+        with out_of_memory.explained("train", self.memory_plan):
             return super().training_step(*args, **kwargs)
 
     # --- the loss -----------------------------------------------------------------------------------------

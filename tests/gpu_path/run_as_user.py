@@ -54,7 +54,6 @@ trainer.train()
 facts["moved"] = lora(policy) != before
 facts["lora"] = sorted({str(p.dtype) for p in policy.model.parameters() if p.requires_grad})
 facts["log"] = [entry for entry in trainer.state.log_history if "reward" in entry]
-facts["peaks"] = {phase: peak.allocated_bytes for phase, peak in trainer.memory.peaks.items()}
 
 part("resume")
 resumed = trainer_of(policy, max_steps=3, save_strategy="steps", save_steps=1)

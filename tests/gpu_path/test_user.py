@@ -54,8 +54,6 @@ def test_everything_is_there_and_planned_for_it_in_16_bits_and_the_lora_in_32(sa
     assert "computes in bfloat16" in "\n".join(said.out["prepare"])
     assert (facts["bf16"], facts["weights"], facts["lora"]) == (True, "torch.bfloat16", ["torch.float32"])
     assert facts["fits"] == "fits"
-    assert ("generate" in facts["peaks"]) is (said.place == CARD), "a GPU's phases are measured"
-    assert all(size > 0 for size in facts["peaks"].values())
 
 
 def test_steps_train_resume_train_again_and_are_saved_and_released(said):

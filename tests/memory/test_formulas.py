@@ -1,17 +1,16 @@
-"""Terms of the footprint against real tensors, and a run's meter; test_trace.py checks unsloth's GPU code."""
+"""Terms of the footprint against real tensors, and measured peaks; test_trace.py checks unsloth's GPU code."""
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import rloo_kit
+from benchmarks.gpu import peaks
 from benchmarks.pretended.gauge import TensorGauge
-from rloo_kit.memory import formulas, policy_tensors
+from rloo_kit.memory import formulas, out_of_memory, policy_tensors
 from rloo_kit.memory.formulas import Step
-from rloo_kit.memory.meter import Meter, Peak
 from rloo_kit.memory.plan_settings import PROCESSORS, Settings
 from rloo_kit.memory.policy_tensors import Model
 from rloo_kit.models import CATALOGUE
@@ -80,33 +79,27 @@ def test_activations_follow_the_type_they_are_computed_in() -> None:
 # --- beside what was measured ---
 
 
-def test_a_moment_counts_for_the_innermost_phase_and_the_largest_visit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks = iter((10, 70, 20, 30, 5))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
+def test_a_peak_counts_for_the_innermost_phase_and_stands_beside_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter((10, 70, 20, 30, 5))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(seen))
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 99)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    meter = Meter()
-    with meter.phase("train"), meter.phase("generate"):
-        pass
-    for name in ("train", "generate"):
-        with meter.phase(name):
+    plan = rloo_kit.plan("qwen3-4b", card="24GB")
+    with peaks.measured() as measured:
+        with out_of_memory.explained("train", plan), out_of_memory.explained("generate", plan):
             pass
-    assert meter.peaks == {"train": Peak(30, 99), "generate": Peak(70, 99)}
-
-
-def test_a_plan_is_set_beside_what_was_measured() -> None:
-    planned = rloo_kit.plan("qwen3-4b", card="24GB")
-    trainer = SimpleNamespace(memory=SimpleNamespace(peaks={"train": Peak(planned.totals["backward"] // 2)}))
-    found = planned.compare(trainer)
-    assert found["generate"][1] is None
-    tensors = {
-        name: planned.totals[name] - planned.phases[name]["context"] - planned.phases[name]["fragmentation"]
-        for name in ("generate", "forward", "backward")
+        for name in ("train", "generate"):
+            with out_of_memory.explained(name, plan):
+                pass
+    assert measured == {"train": peaks.Peak(30, 99), "generate": peaks.Peak(70, 99)}
+    planned = peaks.planned(plan)
+    assert planned.keys() == {"generate", "log-probs", "train", "optimizer"}
+    phases = {
+        name: sum(parts.values()) - parts["context"] - parts["fragmentation"]
+        for name, parts in plan.phases.items()
+        if name in ("forward", "backward")
     }
-    assert found["train"][0] == max(tensors["forward"], tensors["backward"])
-    assert found["generate"][0] == tensors["generate"]
-    said = " ".join(str(found).split())
-    assert all(part in said for part in ("peak in generate", "not measured", "peak in train", "+"))
+    assert planned["train"] == max(phases.values())
 
 
 def even_length(completions: Any, **kwargs: Any) -> list[float]:
@@ -123,4 +116,3 @@ def test_what_a_run_holds_is_the_plan_to_the_byte(make_trainer: Any) -> None:
     held |= {formulas.LORA: policy_tensors.bytes_of(lora), formulas.OPTIMIZER: policy_tensors.bytes_of(state)}
     planned = trainer.memory_plan.phases["optimizer"]
     assert {part: planned[part] for part in held} == held
-    assert set(trainer.memory_plan.compare(trainer)) == {"generate", "log-probs", "train", "optimizer"}

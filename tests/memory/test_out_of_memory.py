@@ -12,7 +12,7 @@ import rloo_kit
 from rewards.errors import RewardCallError
 from rloo_kit.errors import OutOfMemoryError
 from rloo_kit.memory import out_of_memory
-from rloo_kit.memory.out_of_memory import explain_out_of_memory
+from rloo_kit.memory.out_of_memory import explained
 from rloo_kit.memory.plan import Plan
 from tests.memory.conftest import LARGE
 
@@ -46,7 +46,7 @@ OF_CUDA_AND_TORCH = [
     ids=repr,
 )
 def test_running_out_of_memory_names_phase_table_and_change(error: Exception, too_large: Plan) -> None:
-    with pytest.raises(OutOfMemoryError) as caught, explain_out_of_memory("generate", too_large):
+    with pytest.raises(OutOfMemoryError) as caught, explained("generate", too_large):
         raise error
     text = str(caught.value)
     for part in ("in the phase 'generate'", str(too_large), f"What to do: first {too_large.changes[0]}"):
@@ -57,7 +57,7 @@ def test_running_out_of_memory_names_phase_table_and_change(error: Exception, to
 
 def test_where_the_plan_fits_a_failed_allocation_is_laid_to_something_else() -> None:
     caught = pytest.raises(OutOfMemoryError, match=r"something else holds the memory.*nvidia-smi")
-    with caught, explain_out_of_memory("train", rloo_kit.plan("qwen3-0.6b", card="24GB")):
+    with caught, explained("train", rloo_kit.plan("qwen3-0.6b", card="24GB")):
         torch.empty(2**52)
 
 
@@ -70,17 +70,17 @@ def test_what_the_failed_step_held_is_free_while_its_error_is_kept(too_large: Pl
         held.append(weakref.ref(cache))
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    with pytest.raises(OutOfMemoryError) as kept, explain_out_of_memory("generate", too_large):
+    with pytest.raises(OutOfMemoryError) as kept, explained("generate", too_large):
         starve()
     assert kept.value.__cause__ is not None
     assert held[0]() is None
 
 
 def test_other_errors_and_explained_ones_pass_unchanged(too_large: Plan) -> None:
-    explained = OutOfMemoryError("explained", where="x", todo="y")
+    kept = OutOfMemoryError("explained", where="x", todo="y")
     of_a_judge = RewardCallError("The reward raised OutOfMemoryError: CUDA out of memory", reward_name="judge")
-    for error in (RuntimeError("shapes differ"), explained, of_a_judge):
-        with pytest.raises(type(error)) as caught, explain_out_of_memory("train", too_large):
+    for error in (RuntimeError("shapes differ"), kept, of_a_judge):
+        with pytest.raises(type(error)) as caught, explained("train", too_large):
             raise error
         assert caught.value is error
 
