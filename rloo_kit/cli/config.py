@@ -20,7 +20,6 @@ from typing import Annotated, Any
 
 from annotated_types import Len
 from ruamel.yaml import YAML
-from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 
 from rloo_kit import argument_types, redact, tasks
@@ -228,19 +227,12 @@ def _put(data: dict[str, Any], setting: str) -> None:
         raise ConfigError("there is no place for this setting", where=f"--set {setting}", todo=todo) from None
 
 
-# --- YAML 1.2: 1e-5 is a number; no, on and 2026-01-01 are texts ------------------------------------------
-
-
-class _Constructor(SafeConstructor):
-    """Reads dates as text."""
-
-
-_Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
+# --- YAML 1.2: 1e-5 is a number; no and on are texts ------------------------------------------------------
 
 
 def _yaml() -> YAML:
     yaml = YAML(typ="safe", pure=True)
-    yaml.Constructor, yaml.width = _Constructor, 110
+    yaml.width = 110
     yaml.default_flow_style = yaml.sort_base_mapping_type_on_output = False
     return yaml
 

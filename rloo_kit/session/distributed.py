@@ -7,34 +7,25 @@ from collections.abc import Mapping
 
 from rloo_kit.errors import ConfigError
 
-COUNTS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
-"""torchrun's variables, then mpirun's, in accelerate's order (``get_cpu_distributed_information``).  accelerate also
-reads PMI_SIZE, which is left out: srun sets it for unrelated tasks too."""
-
+COUNT = "WORLD_SIZE"
 BY_LAUNCH = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"  # set by `accelerate launch`, and by nothing else
 CPU, ENGINES = "ACCELERATE_USE_CPU", {"DEEPSPEED": "zero2", "FSDP": "fsdp2"}
 CONFIGS = "configs/accelerate"  # accelerate's and DeepSpeed's configurations, in a checkout of the kit
 
 
 def process_count(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the number of processes of this run, as set by torchrun, ``accelerate launch`` or mpirun."""
-    return _first_number(COUNTS, 1, environment)
+    """Return the number of processes of this run, as set by torchrun or ``accelerate launch``."""
+    return int(environment.get(COUNT) or 1)
 
 
 def is_main() -> bool:
     """Whether this is the process of rank 0."""
-    return process_count() == 1 or _first_number(RANKS, 0, os.environ) == 0
-
-
-def _first_number(names: tuple[str, ...], default: int, environment: Mapping[str, str]) -> int:
-    values = (environment.get(name, "") for name in names)
-    return next((int(value) for value in values if value.isdecimal()), default)
+    return process_count() == 1 or int(os.environ.get("RANK") or 0) == 0
 
 
 def is_launched_alone(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether ``accelerate launch`` was asked for several processes, but its simple launcher started one."""
-    return {BY_LAUNCH, "MASTER_ADDR"} <= environment.keys() and environment.keys().isdisjoint(COUNTS)
+    return {BY_LAUNCH, "MASTER_ADDR"} <= environment.keys() and COUNT not in environment
 
 
 def downgrade(
@@ -55,7 +46,7 @@ def downgrade(
     count = 2 if alone else process_count(environment)
     if processes >= count and engine in ("", distributed_type):
         return None
-    sources = [f"{name}={environment[name]}" for name in (*COUNTS, CPU) if name in environment]
+    sources = [f"{name}={environment[name]}" for name in (COUNT, CPU) if name in environment]
     sources += [f"ACCELERATE_USE_{name}" for name in switched]
     sources += [f"RLOOConfig({name.lower()}=...)" for name in settings if settings[name]]
     todo = f"accelerate launch --config_file {CONFIGS}/{ENGINES.get(engine, 'ddp')}.yaml --num_processes {count}"

@@ -54,6 +54,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
     """TRL's trainer whose ``train()`` can be called again, be interrupted, and resume."""
 
     _buffered_inputs: list[dict[str, torch.Tensor]] | None
+    _number: int  # of this trainer, among those built on its policy
     kept_beside: Mapping[str, str] = {}  # file name in output_dir -> text, written before the first step
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: object) -> TrainOutput:
@@ -70,48 +71,33 @@ class ResumableTrainer(checkpointing.SavingTrainer):
 
         Raises:
             ConfigError: the path is not a whole checkpoint, or its base, LoRA or optimizer differs from this run's
-                (other changes are named in one warning); or a later trainer has changed the policy's reference.
+                (other changes are named in one warning); or a later trainer was built on this policy.
             RunFolderError: another run uses ``output_dir``, or it cannot be written to.
             NonFiniteError: a gradient or a weight is not finite; it is not saved.
             OutOfMemoryError: it names the phase, what to change, and the checkpoint to resume from.
         """
-        self._take_policy(loads_reference=bool(resume_from_checkpoint))  # before anything is set aside
+        self._check_newest()
         alone = checkpointing.run_lock(self.folder) if self.args.should_save else nullcontext()
         with alone:
             return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As TRL's, with this trainer's temperature and reference; a ConfigError if that reference is gone."""
+        """As TRL's; a ConfigError if a later trainer was built on this policy, or the batch holds parts of groups."""
         check_config.check_evaluation(self.args, self.accelerator.num_processes)
-        self._take_policy()
+        self._check_newest()
         return super().evaluate(*args, **kwargs)
 
-    def _keep_policy(self) -> None:
-        """Remember what TRL set on the policy for this trainer: a head with its temperature, and a reference."""
-        self._base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        self._head = self._base.newest_head = self._base.forward
-        self._reference_kept = self._reference_sum()
-
-    def _take_policy(self, loads_reference: bool = False) -> None:
-        """Works around: a trainer built later on the same policy replaces its head and its reference."""
-        settled = loads_reference or self.is_in_train or not self.beta
-        if not settled and self._reference_sum() != self._reference_kept:
+    def _check_newest(self) -> None:
+        """Works around: a trainer built later on the same policy replaces its head, which has the temperature, and its
+        reference, silently."""
+        if self.model.trainers_built != self._number:
             raise ConfigError(
-                "the KL term would be to another reference: a trainer that was built later has changed the policy's",
-                where="RLOOTrainer(beta above 0), on a policy that a later trainer was built on",
+                "a later trainer was built on this policy, which now has that trainer's temperature and reference",
+                where="RLOOTrainer.train, or evaluate",
                 todo="build this trainer anew, or go on with the later one",
             )
-        if self._base.newest_head is not self._head:
-            self._base.forward = self._base.newest_head = self._head
-
-    def _reference_sum(self) -> int:
-        """A checksum of the reference's adapter; 0 if the base is the reference, or an engine may cast or shard it."""
-        adapter = [p.detach() for name, p in self.model.named_parameters() if ".ref." in name]
-        shared = self.is_deepspeed_enabled or self.accelerator.num_processes > 1
-        return 0 if shared else sum(int(p.view(torch.int16).sum()) for p in adapter)
 
     def _train(self, checkpoint: Path | None, **kwargs: object) -> TrainOutput:
-        self._take_policy(loads_reference=checkpoint is not None)
         if checkpoint:
             *_, last_step = self.set_initial_training_values(self.args, self.get_train_dataloader())
             if last_step <= step_of(checkpoint):
@@ -265,7 +251,6 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             target.set_adapter("default")
         for name, parameter in target.named_parameters():
             parameter.data = parameter.data.to(dtypes.get(name, parameter.dtype))
-        self._reference_kept = self._reference_sum()
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
         """Works around: a resumed TRL run draws its prompts in another order."""

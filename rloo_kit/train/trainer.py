@@ -108,7 +108,7 @@ class RLOOTrainer(RolloutTrainer):
         _ = self.folder  # resolved here: a reward may change the working directory later
         if self.beta == 0 or reference_is_base(self.model):
             drop_reference(self.model)  # TRL then uses the base, with the adapter switched off
-        self._keep_policy()
+        self._number = self.model.trainers_built = getattr(self.model, "trainers_built", 0) + 1
         self._max_seq_length = getattr(self.model, "max_seq_length", None)  # unsloth's models have one
         self._backbones = [module for module in self.model.modules() if hasattr(module, "embed_tokens")]
         rows, longest = data_checks.longest_prompts(self.train_dataset)
