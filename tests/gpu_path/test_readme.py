@@ -70,9 +70,7 @@ def ran(
     return [*home.glob("**/adapter/adapter_model.safetensors")], done
 
 
-def test_the_model_for_a_first_run_is_loaded_in_4_bit_trained_and_saved_and_nothing_warns(
-    ran: tuple[list[Path], Done],
-) -> None:
+def test_the_model_for_a_first_run_is_loaded_in_4_bit_trained_and_saved_and_nothing_warns(ran):
     saved, done = ran
     print(done.stdout, done.stderr)
     assert f"cuda {FIRST} gsm8k" in done.stdout
@@ -83,7 +81,7 @@ def test_the_model_for_a_first_run_is_loaded_in_4_bit_trained_and_saved_and_noth
     assert [line for line in done.stderr.splitlines() if "Warning" in line or "Error" in line] == []
 
 
-def test_what_the_cells_train_by_default_fits_the_card_in_one_piece() -> None:
+def test_what_the_cells_train_by_default_fits_the_card_in_one_piece():
     config = rloo_kit.RLOOConfig.suggested(FIRST, None, card=CARD)
     planned = rloo_kit.plan(FIRST, config, CARD)
     assert (planned.fits, planned.sliced) == ("fits", "")

@@ -20,11 +20,11 @@ ENDLESS = 1e30
     ("name", "bandwidth"),
     [("NVIDIA GeForce RTX 3060", 360e9), ("Tesla T4", 320e9), ("NVIDIA GeForce RTX 4060 Ti", 288e9)],
 )
-def test_a_gpus_speed_is_found_by_its_names(name: str, bandwidth: float) -> None:
+def test_a_gpus_speed_is_found_by_its_names(name, bandwidth):
     assert (hardware.speed_of(Device(name, 11 * 2**30)) or (0,))[0] == bandwidth
 
 
-def test_without_a_known_gpu_there_is_no_range() -> None:
+def test_without_a_known_gpu_there_is_no_range():
     on_cpu, unknown = Device("this CPU", 2**36, on_gpu=False), Device("NVIDIA H100", 2**36)
     for device, said in (
         (on_cpu, "activations on a CPU are estimated as a GPU's"),
@@ -35,7 +35,7 @@ def test_without_a_known_gpu_there_is_no_range() -> None:
         assert said in str(planned).splitlines()
 
 
-def test_a_policy_of_one_weight_by_hand() -> None:
+def test_a_policy_of_one_weight_by_hand():
     """One layer of 7 weights and a head of 1, both in 16 bit, no LoRA: one prompt token, three sampled tokens."""
     shape = rloo_kit.Checkpoint("one", "one", 1, 1, 1, 1, 1, 1, True, "never", 1)
     model, one = Model(shape, 14, 2, ()), {**batch_sizes(1, 1, 1), "num_generations": 1}
@@ -63,7 +63,7 @@ def planned(evaluate: dict[str, object] | None = None, eval_rows: int = 0, **con
     return rloo_kit.plan("qwen3-4b", asked, "rtx 4070", evaluate=evaluate, eval_rows=eval_rows)  # type: ignore[arg-type]
 
 
-def test_of_weights_in_16_bit_a_token_reads_two_bytes_each() -> None:
+def test_of_weights_in_16_bit_a_token_reads_two_bytes_each():
     """With 4-bit weights a token reads them, then writes and reads the 16-bit weights made from them."""
     planned = rloo_kit.plan("qwen3-4b", SimpleNamespace(max_completion_length=11, **batch_sizes(20, 20, 20)), "24GB")
     model, weights = planned.model, planned.model.checkpoint.linear_parameters
@@ -73,7 +73,7 @@ def test_of_weights_in_16_bit_a_token_reads_two_bytes_each() -> None:
     assert held - products == pytest.approx(10 * (2 * weights - model.linear_bytes))
 
 
-def test_a_run_is_loading_evaluations_and_steps() -> None:
+def test_a_run_is_loading_evaluations_and_steps():
     during = {"eval_strategy": "steps", "eval_steps": 50, "num_generations_eval": 2}
     seconds = planned({"n": 100}, 30, max_steps=200, **during).seconds
     assert list(seconds) == ["load", "a step", "evaluations", "in all"]
@@ -88,7 +88,7 @@ def test_a_run_is_loading_evaluations_and_steps() -> None:
         assert "evaluations of unknown size are not counted" in str(uncounted)
 
 
-def test_an_evaluation_takes_longer_with_more_problems_longer_completions_and_more_often() -> None:
+def test_an_evaluation_takes_longer_with_more_problems_longer_completions_and_more_often():
     def measured(**asked: object) -> tuple[float, float]:
         return planned({"max_new_tokens": 256, **asked}, max_steps=1).seconds["evaluations"]
 

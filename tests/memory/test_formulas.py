@@ -22,7 +22,7 @@ def state_of(optimizer: torch.optim.Optimizer) -> int:
     return policy_tensors.bytes_of(value for value in values if isinstance(value, torch.Tensor))
 
 
-def test_the_optimizers_state_is_planned_to_the_byte(policy: Any) -> None:
+def test_the_optimizers_state_is_planned_to_the_byte(policy):
     from bitsandbytes.optim import AdamW8bit
 
     sizes = (4096, 256 * 3 + 1, 65536, 5000)
@@ -41,7 +41,7 @@ def test_the_optimizers_state_is_planned_to_the_byte(policy: Any) -> None:
     assert tiny_plan(policy, optim="adamw_8bit").parts == tiny_plan(policy).parts, "unsloth's choice on a CPU"
 
 
-def test_the_cache_of_a_generation_batch_is_planned_to_the_byte(policy: Any) -> None:
+def test_the_cache_of_a_generation_batch_is_planned_to_the_byte(policy):
     policy.model.for_inference()
     ids = torch.randint(0, 400, (4, 40), generator=torch.Generator().manual_seed(0))
     sampling = {"max_new_tokens": 8, "min_new_tokens": 8, "pad_token_id": policy.tokenizer.pad_token_id}
@@ -55,7 +55,7 @@ def test_the_cache_of_a_generation_batch_is_planned_to_the_byte(policy: Any) -> 
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_the_bytes_of_a_logits_processor_are_those_that_it_holds(name: str) -> None:
+def test_the_bytes_of_a_logits_processor_are_those_that_it_holds(name):
     import transformers.generation.logits_process as logits
 
     value = {"repetition_penalty": 1.1, "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.05}[name]
@@ -69,7 +69,7 @@ def test_the_bytes_of_a_logits_processor_are_those_that_it_holds(name: str) -> N
     assert gauge.peak_bytes - before == pytest.approx(PROCESSORS[name] * scores.numel(), rel=0.05)
 
 
-def test_activations_follow_the_type_they_are_computed_in() -> None:
+def test_activations_follow_the_type_they_are_computed_in():
     small, large = (
         Step(Model(CATALOGUE["tiny"], 0, 0, ()), Settings(dtype_bytes=size, padded=False)) for size in (2, 4)
     )
@@ -79,7 +79,7 @@ def test_activations_follow_the_type_they_are_computed_in() -> None:
 # --- beside what was measured ---
 
 
-def test_a_peak_counts_for_the_innermost_phase_and_stands_beside_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peak_counts_for_the_innermost_phase_and_stands_beside_the_plans(monkeypatch):
     seen = iter((10, 70, 20, 30, 5))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(seen))
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 99)
@@ -106,7 +106,7 @@ def even_length(completions: Any, **kwargs: Any) -> list[float]:
     return [float(len(completion[0]["content"]) % 2) for completion in completions]
 
 
-def test_what_a_run_holds_is_the_plan_to_the_byte(make_trainer: Any) -> None:
+def test_what_a_run_holds_is_the_plan_to_the_byte(make_trainer):
     trainer = make_trainer(even_length, max_steps=1, beta=0.05)
     trainer.train()
     lora = [p for name, p in trainer.model.named_parameters() if "lora_" in name]

@@ -50,7 +50,7 @@ def stored() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_a_plan_and_an_error_read_as_before(name: str) -> None:
+def test_a_plan_and_an_error_read_as_before(name):
     assert spoken(SAID[name]) == stored()[name]
 
 

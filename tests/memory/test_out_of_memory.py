@@ -2,7 +2,6 @@
 
 import itertools
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ def too_large() -> Plan:
     return rloo_kit.plan("qwen3-4b", LARGE, "8GB")
 
 
-def test_only_a_run_that_will_not_fit_is_warned_of(too_large: Plan, recwarn: pytest.WarningsRecorder) -> None:
+def test_only_a_run_that_will_not_fit_is_warned_of(too_large, recwarn):
     out_of_memory.warn_if_too_large(rloo_kit.plan("qwen3-0.6b", card="24GB"))
     out_of_memory.warn_if_too_large(too_large)
     (warned,) = recwarn.list
@@ -45,7 +44,7 @@ OF_CUDA_AND_TORCH = [
     [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), *map(RuntimeError, OF_CUDA_AND_TORCH)],
     ids=repr,
 )
-def test_running_out_of_memory_names_phase_table_and_change(error: Exception, too_large: Plan) -> None:
+def test_running_out_of_memory_names_phase_table_and_change(error, too_large):
     with pytest.raises(OutOfMemoryError) as caught, explained("generate", too_large):
         raise error
     text = str(caught.value)
@@ -55,13 +54,13 @@ def test_running_out_of_memory_names_phase_table_and_change(error: Exception, to
     assert isinstance(caught.value, MemoryError)
 
 
-def test_where_the_plan_fits_a_failed_allocation_is_laid_to_something_else() -> None:
+def test_where_the_plan_fits_a_failed_allocation_is_laid_to_something_else():
     caught = pytest.raises(OutOfMemoryError, match=r"something else holds the memory.*nvidia-smi")
     with caught, explained("train", rloo_kit.plan("qwen3-0.6b", card="24GB")):
         torch.empty(2**52)
 
 
-def test_what_the_failed_step_held_is_free_while_its_error_is_kept(too_large: Plan) -> None:
+def test_what_the_failed_step_held_is_free_while_its_error_is_kept(too_large):
     """A notebook keeps its last error, and with it every frame that the error passed."""
     held: list[weakref.ref[torch.Tensor]] = []
 
@@ -76,7 +75,7 @@ def test_what_the_failed_step_held_is_free_while_its_error_is_kept(too_large: Pl
     assert held[0]() is None
 
 
-def test_other_errors_and_explained_ones_pass_unchanged(too_large: Plan) -> None:
+def test_other_errors_and_explained_ones_pass_unchanged(too_large):
     kept = OutOfMemoryError("explained", where="x", todo="y")
     of_a_judge = RewardCallError("The reward raised OutOfMemoryError: CUDA out of memory", reward_name="judge")
     for error in (RuntimeError("shapes differ"), kept, of_a_judge):
@@ -85,7 +84,7 @@ def test_other_errors_and_explained_ones_pass_unchanged(too_large: Plan) -> None
         assert caught.value is error
 
 
-def test_a_run_that_starves_keeps_its_last_step(fresh_policy: Any, make_trainer: Any, tmp_path: Path) -> None:
+def test_a_run_that_starves_keeps_its_last_step(fresh_policy, make_trainer, tmp_path):
     bound, calls = fresh_policy.model.generate, itertools.count(1)
 
     def generate(*args: Any, **kwargs: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,14 +16,14 @@ from rloo_kit.models import CATALOGUE, checkpoint_from_config
 from tests.memory.conftest import CPU, tiny_plan
 
 
-def test_the_defaults_are_those_of_the_configuration() -> None:
+def test_the_defaults_are_those_of_the_configuration():
     written = rloo_kit.RLOOConfig()
     for name, value in dataclasses.asdict(Configured()).items():
         assert getattr(written, name) == value, name
     assert settings_of(None) == settings_of(written) == Settings()
 
 
-def test_the_configuration_decides() -> None:
+def test_the_configuration_decides():
     batch = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "steps_per_generation": 4}
     asked = {**batch, "num_generations": 4, "max_completion_length": 300, "beta": 0.0}
     found = settings_of(rloo_kit.RLOOConfig(**asked, top_k=20), prompt_tokens=100)
@@ -33,14 +32,14 @@ def test_the_configuration_decides() -> None:
     assert settings_of(SimpleNamespace(generation_kwargs={"top_k": 5})).processors == ("top_k",)
 
 
-def test_a_plain_configuration_of_trl_takes_every_pass() -> None:
+def test_a_plain_configuration_of_trl_takes_every_pass():
     import trl
 
     assert settings_of(trl.RLOOConfig(output_dir="out")).single_pass is False
 
 
 @pytest.mark.parametrize(("longest", "prompt"), [(1024, 124), (32768, 512), (800, 1)])
-def test_a_prompt_of_unknown_length_has_the_room_that_a_completion_leaves(longest: int, prompt: int) -> None:
+def test_a_prompt_of_unknown_length_has_the_room_that_a_completion_leaves(longest, prompt):
     assert settings_of(SimpleNamespace(max_completion_length=900), None, longest).prompt_tokens == prompt
 
 
@@ -67,11 +66,11 @@ def passes(**changed: Any) -> Passes:
         ({ACCUMULATED: 3}, False),  # an update takes one and a half generation batches
     ],
 )
-def test_one_pass_suffices_where_every_loss_is_on_policy(changed: dict[str, Any], single: bool) -> None:
+def test_one_pass_suffices_where_every_loss_is_on_policy(changed, single):
     assert passes(**changed).single == single
 
 
-def test_log_probabilities_are_computed_before_the_update_for_a_reference_or_a_second_pass() -> None:
+def test_log_probabilities_are_computed_before_the_update_for_a_reference_or_a_second_pass():
     def found(**changed: Any) -> tuple[bool, bool, bool]:
         asked = passes(**changed)
         return asked.reference, asked.kl_in_loss, asked.before_update
@@ -85,7 +84,7 @@ def test_log_probabilities_are_computed_before_the_update_for_a_reference_or_a_s
 # --- of a model, a folder and a name ---
 
 
-def test_a_loaded_policy_or_its_model_counts_itself(policy: Any) -> None:
+def test_a_loaded_policy_or_its_model_counts_itself(policy):
     by_name, loaded = rloo_kit.plan("tiny", card=CPU), rloo_kit.plan(policy, card=CPU)
     assert (loaded.model, loaded.settings.lora_rank, loaded.settings.four_bit) == (by_name.model, 16, True)
     bare = rloo_kit.plan(policy.model, card=CPU)
@@ -98,7 +97,7 @@ def first(model: Any, kind: str) -> torch.nn.Parameter:
     return next(p for name, p in model.named_parameters() if kind in name)
 
 
-def test_the_reference_is_the_base_until_anything_is_trained(fresh_policy: Any) -> None:
+def test_the_reference_is_the_base_until_anything_is_trained(fresh_policy):
     model = fresh_policy.model
     assert policy_tensors.reference_is_base(model), "a fresh LoRA is the zero map"
     model.add_adapter("ref", model.peft_config["default"])
@@ -108,7 +107,7 @@ def test_the_reference_is_the_base_until_anything_is_trained(fresh_policy: Any) 
     assert not policy_tensors.reference_is_base(torch.nn.Linear(2, 2).requires_grad_(False)), "it has no LoRA"
 
 
-def test_a_continued_policy_keeps_a_copy_of_its_lora_as_reference(policy: Any) -> None:
+def test_a_continued_policy_keeps_a_copy_of_its_lora_as_reference(policy):
     before = tiny_plan(policy)
     assert formulas.REFERENCE not in before.parts
     first(policy.model, "lora_B").data.add_(1.0)
@@ -139,9 +138,7 @@ def test_a_folder_is_planned_under_its_name_alone(tmp_path, qwen3_config):
     assert rloo_kit.plan(tmp_path / "mine", card="8GB").model.checkpoint.name == "mine", "paths are private"
 
 
-def test_a_shape_without_a_formula_is_refused_by_name(
-    qwen3_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shape_without_a_formula_is_refused_by_name(qwen3_config, tmp_path, monkeypatch):
     shape = SimpleNamespace(**{**qwen3_config(CATALOGUE["qwen3-0.6b"]).to_dict(), "num_experts": 128})
     whole = SimpleNamespace(get_text_config=lambda: shape, tie_word_embeddings=True)
     (tmp_path / "config.json").write_text("{}")
@@ -152,6 +149,6 @@ def test_a_shape_without_a_formula_is_refused_by_name(
         rloo_kit.plan(tmp_path, card=CPU)
 
 
-def test_the_catalogues_shapes_are_all_counted(qwen3_config: Any) -> None:
+def test_the_catalogues_shapes_are_all_counted(qwen3_config):
     for known in CATALOGUE.values():
         assert not checkpoint_from_config("x", qwen3_config(known), None).uncounted

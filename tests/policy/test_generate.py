@@ -26,9 +26,7 @@ def assert_follows(counts: torch.Tensor, probabilities: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [2 * BLOCK, 5 * BLOCK + 2, 151_936])
-def test_each_uniform_number_gives_its_own_quantile_the_smallest_and_largest_too(
-    vocabulary: int, monkeypatch: Any
-) -> None:
+def test_each_uniform_number_gives_its_own_quantile_the_smallest_and_largest_too(vocabulary, monkeypatch):
     """Half of the mass is in the last block, and none in the first entries."""
     monkeypatch.setattr(generate, "DRAWN_AT_ONCE", 2 * BLOCK)
     numbers = torch.cat([torch.arange(64).add(0.5) / 64, torch.tensor([0.0, 1.0])]).double()
@@ -45,7 +43,7 @@ def test_each_uniform_number_gives_its_own_quantile_the_smallest_and_largest_too
 
 
 @pytest.mark.parametrize("bad", [[0.0, torch.nan], [0.0, torch.inf], [-torch.inf, -torch.inf]])
-def test_scores_that_are_no_distribution_are_an_error(bad: list[float]) -> None:
+def test_scores_that_are_no_distribution_are_an_error(bad):
     with pytest.raises(NonFiniteError, match=r"(?s)logits are not finite.*1 of 2 completions"):
         draw(torch.tensor([[0.0, 0.0], bad]))
 
@@ -100,7 +98,7 @@ def chance_of_each(model: Any, prompt: list[int], length: int) -> dict[tuple[int
     return chances
 
 
-def test_whole_completions_come_as_often_as_the_policy_says(small: Any) -> None:
+def test_whole_completions_come_as_often_as_the_policy_says(small):
     """Prompts and completions have mixed lengths: each of the 259 completions has its own probability."""
     torch.manual_seed(0)
     length, rows, times = 3, 500, 16
@@ -117,7 +115,7 @@ def test_whole_completions_come_as_often_as_the_policy_says(small: Any) -> None:
         assert_follows(torch.tensor([counts[c] for c in chances]), torch.tensor([*chances.values()]))
 
 
-def test_the_settings_of_sampling_change_the_scores_as_in_transformers(small: Any, monkeypatch: Any) -> None:
+def test_the_settings_of_sampling_change_the_scores_as_in_transformers(small, monkeypatch):
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(generate, "draw", lambda scores: seen.append(scores) or scores.argmax(-1))
     settings = {"temperature": 1.3, "top_k": 5, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 0.7}
@@ -143,7 +141,7 @@ def test_the_settings_of_sampling_change_the_scores_as_in_transformers(small: An
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_greedy_search_is_that_of_transformers_token_for_token(small: Any, how: Any, why: str) -> None:
+def test_greedy_search_is_that_of_transformers_token_for_token(small, how, why):
     generator = torch.Generator().manual_seed(4)
     lengths = [*range(1, 7)] * 4
     prompts = [torch.randint(0, WORDS, (length,), generator=generator).tolist() for length in lengths]
@@ -152,7 +150,7 @@ def test_greedy_search_is_that_of_transformers_token_for_token(small: Any, how: 
     assert torch.equal(complete(small, prompts, custom_generate=decode, **settings), expected), why
 
 
-def test_a_prompt_is_computed_once_and_a_row_that_has_ended_not_again(small: Any) -> None:
+def test_a_prompt_is_computed_once_and_a_row_that_has_ended_not_again(small):
     torch.manual_seed(0)
     rows: list[int] = []
 
@@ -171,9 +169,7 @@ def test_a_prompt_is_computed_once_and_a_row_that_has_ended_not_again(small: Any
 @pytest.mark.parametrize(
     ("settings", "ours"), [({"top_k": 20}, True), ({"generation_kwargs": {"suppress_tokens": [7]}}, False)]
 )
-def test_the_trainer_uses_this_decoding_but_with_further_settings(
-    make_trainer: Any, monkeypatch: Any, settings: Any, ours: bool
-) -> None:
+def test_the_trainer_uses_this_decoding_but_with_further_settings(make_trainer, monkeypatch, settings, ours):
     calls = []
     monkeypatch.setattr(generate, "decode", lambda *args, **how: calls.append(how) or decode(*args, **how))
     make_trainer(**settings)._generate_single_turn([[17, 18], [19]] * 2, None, {})
@@ -214,7 +210,7 @@ def sampled(model: Short, prompts: list[list[int]], at_once: int, **how: Any) ->
     return sliced(input_ids=ids, attention_mask=(ids != NOTHING).long())[:, width:], sliced
 
 
-def test_where_memory_runs_out_a_slice_is_halved_for_good_and_sampled_anew() -> None:
+def test_where_memory_runs_out_a_slice_is_halved_for_good_and_sampled_anew():
     model = Short(3, RAN_OUT)
     completions, sliced = sampled(model, [SHORT] * 8 + [LONG] * 4, at_once=12)
     assert completions.tolist() == [[4] * 3] * 8 + [[3] * 3] * 4, "each row has its own"
@@ -222,7 +218,7 @@ def test_where_memory_runs_out_a_slice_is_halved_for_good_and_sampled_anew() -> 
     assert model.sizes == [(12, 3), (6, 3), (3, 3), (3, 3), (3, 1), (3, 1)], "rows and width, the longest first"
 
 
-def test_weights_in_16_bit_go_before_rows_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_in_16_bit_go_before_rows_do(monkeypatch):
     model, held = Short(10, RAN_OUT), list[int]()
 
     @contextmanager
@@ -237,7 +233,7 @@ def test_weights_in_16_bit_go_before_rows_do(monkeypatch: pytest.MonkeyPatch) ->
     assert (held, sliced.in_16_bit) == ([0], False), "in the first attempt alone"
 
 
-def test_one_row_that_does_not_fit_is_the_error_itself_and_another_error_passes_at_once() -> None:
+def test_one_row_that_does_not_fit_is_the_error_itself_and_another_error_passes_at_once():
     for error, sizes in ((RAN_OUT, [4, 2, 1]), (RuntimeError("shapes differ"), [4])):
         model = Short(0, error)
         with pytest.raises(RuntimeError) as caught:

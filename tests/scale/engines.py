@@ -27,7 +27,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {"advantage_estimator": "grpo", "beta": 0.05, "kl_placement": "loss"},
     "live rows only": {"beta": 0.0},
     "live groups only": {"beta": 0.05, "skip_zero_variance_groups": True},
-    "two passes": {"beta": 0.05, "single_pass": False, "skip_zero_variance_groups": True},
 }
 METRICS = ("reward", "zero_variance_groups", "kl", "grad_norm")
 

@@ -141,6 +141,6 @@ print(json.dumps(test_faults.tried(kills=3, seed=3)))
 """
 
 
-def test_a_run_that_was_killed_and_damaged_comes_out_the_same_to_the_bit(script: Any) -> None:
+def test_a_run_that_was_killed_and_damaged_comes_out_the_same_to_the_bit(script):
     found = json.loads(script(KILLED, PYTHONPATH=str(ROOT)).stdout.splitlines()[-1])
     assert [one for one in found["outcomes"] if one != found["alone"]] == []

@@ -24,9 +24,7 @@ EIGHT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_where_all_fit_the_draws_are_those_of_an_unsliced_batch(
-    fast: bool, make_trainer: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_all_fit_the_draws_are_those_of_an_unsliced_batch(fast, make_trainer, policy, monkeypatch):
     trainer = make_trainer(fast_sampling=fast)
     prompts, _, _ = trainer._tokenize_prompts(trainer.train_dataset["prompt"][:8])
     assert len(set(map(len, prompts))) > 1
@@ -42,9 +40,7 @@ def test_where_all_fit_the_draws_are_those_of_an_unsliced_batch(
 
 
 @pytest.mark.parametrize(("asked", "calls"), [(None, [8]), (100, [8]), (3, [2, 3, 3])])
-def test_as_many_rows_are_sampled_at_once_as_are_asked_for(
-    asked: int | None, calls: list[int], make_trainer: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_many_rows_are_sampled_at_once_as_are_asked_for(asked, calls, make_trainer, policy, monkeypatch):
     seen = watched(policy.model, monkeypatch)
     trainer = make_trainer(generation_rows=asked, **EIGHT)
     trainer.train()
@@ -52,9 +48,7 @@ def test_as_many_rows_are_sampled_at_once_as_are_asked_for(
     assert trainer.memory_plan.sampled_rows == max(calls)
 
 
-def test_by_default_as_many_are_sampled_at_once_as_the_plan_says_fit(
-    make_trainer: Any, policy: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_by_default_as_many_are_sampled_at_once_as_the_plan_says_fit(make_trainer, policy, capsys, monkeypatch):
     calls = watched(policy.model, monkeypatch)
     trainer = make_trainer(per_device_train_batch_size=4, gradient_accumulation_steps=16)
     planned = trainer.memory_plan
@@ -69,9 +63,7 @@ def test_by_default_as_many_are_sampled_at_once_as_the_plan_says_fit(
     assert "64 completions are sampled 32 at once, since all at once would not fit" in capsys.readouterr().out
 
 
-def test_where_memory_runs_out_weights_are_no_longer_held_in_16_bit(
-    make_trainer: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_memory_runs_out_weights_are_no_longer_held_in_16_bit(make_trainer, policy, monkeypatch):
     calls, tried = watched(policy.model, monkeypatch), list[int]()
 
     def in_16_bit(model: Any) -> None:
@@ -87,9 +79,7 @@ def test_where_memory_runs_out_weights_are_no_longer_held_in_16_bit(
     assert (tried, calls) == ([0], [8, 8]), "once in a run"
 
 
-def test_where_memory_runs_out_the_run_goes_on_with_fewer_at_once(
-    make_trainer: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_memory_runs_out_the_run_goes_on_with_fewer_at_once(make_trainer, policy, monkeypatch):
     calls = watched(policy.model, monkeypatch, room=2)
     trainer = make_trainer(max_steps=2, **EIGHT)
     with pytest.warns(UserWarning, match="ran out with 8 completions sampled at once, step 1.* is 2") as said:
