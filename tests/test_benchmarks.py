@@ -1,15 +1,13 @@
-"""The benchmarks' bookkeeping: each second counts for one phase, and a run that misses the target is not hidden."""
+"""The benchmarks' bookkeeping: tables are those of the stored runs, and a run that misses the target is not hidden."""
 
 import dataclasses
 import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
@@ -19,76 +17,10 @@ import settings
 import step
 import tables
 import time_to_accuracy
-from phases import PHASES, Meter, Spent
+from phases import PHASES, Spent
 from phases import Step as Update
 from runs import Evaluated, Result, Spec
 from time_to_accuracy import by_setting
-
-ORDER = ("generate", "old", "reference", "loss forward", "backward", "optimizer", "rest")
-SECONDS = {phase: 2**place for place, phase in enumerate(ORDER)}
-
-
-class FakeTrainer:
-    """TRL's methods, each taking a known time; wall time runs twice as fast as CPU time."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.accelerator = SimpleNamespace(
-            device=torch.device("cpu"), backward=lambda _: self.advance(16), unwrap_model=lambda model: model
-        )
-        self.optimizer = SimpleNamespace(step=lambda: self.advance(32))
-        self.model = SimpleNamespace(_adapters_disabled=False, active_adapter="default")
-        self.ref_model = SimpleNamespace()
-
-    def advance(self, seconds: float) -> None:
-        self.seconds += seconds
-
-    def now(self) -> Spent:
-        return Spent(self.seconds, 2 * self.seconds)
-
-    def _generate_single_turn(self, prompt_ids: list[list[int]]) -> list[list[int]]:
-        self.advance(1)
-        return [[7, 8, 9], [7]]
-
-    def _get_per_token_logps_and_entropies(self, model: object, seconds: float) -> None:
-        self.advance(seconds)
-
-    def step(self) -> None:
-        self.advance(64)
-        self._generate_single_turn([[1], [1]])
-        with torch.no_grad():
-            self._get_per_token_logps_and_entropies(self.model, 2)
-            # The reference: a separate model, a copied adapter, the base model.
-            self._get_per_token_logps_and_entropies(self.ref_model, 1)
-            self.model.active_adapter = "ref"
-            self._get_per_token_logps_and_entropies(self.model, 1)
-            self.model.active_adapter, self.model._adapters_disabled = "default", True
-            self._get_per_token_logps_and_entropies(self.model, 2)
-            self.model._adapters_disabled = False
-        self._get_per_token_logps_and_entropies(self.model, 8)
-        self.accelerator.backward(None)
-        self.optimizer.step()
-
-
-class TestPhases:
-    def test_each_second_of_a_step_is_in_one_phase_however_the_reference_is_kept(self):
-        meter = Meter(trainer := FakeTrainer(), now=trainer.now)
-        trainer._get_per_token_logps_and_entropies(trainer.model, 1000)  # before the start, so not charged
-        meter.begin()
-        for _ in range(2):
-            trainer.step()
-            meter.end_step()
-            done = meter.steps[-1]
-            assert {name: spent.cpu_seconds for name, spent in done.spent.items()} == SECONDS
-            assert {name: spent.wall_seconds / 2 for name, spent in done.spent.items()} == SECONDS
-            assert (done.total, done.tokens) == (Spent(127, 254), 4)
-        assert meter.total.cpu_seconds == 254
-        with meter.paused():
-            trainer._get_per_token_logps_and_entropies(trainer.model, 1000)
-        trainer.advance(5)
-        meter.end_step()
-        assert meter.steps[-1].total.cpu_seconds == 5, "a clock that is paused charges nothing"
-
 
 Accuracies = list[tuple[int, float]]  # (step, accuracy) of each evaluation
 

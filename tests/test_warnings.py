@@ -14,13 +14,11 @@ from rloo_kit.session import output
 
 ROOM = Path(rloo_kit.__file__).parent
 FEW = {"n_prompts": 1, "n_samples": 1, "max_new_tokens": 1, "n_train": 4, "n_held_out": 2}
-ONE_GROUP = {"num_generations": 4, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 
 CALLS: dict[str, Callable[[Any, Any], object]] = {
     "sampled from another distribution": lambda make, policy: make(args=rloo_kit.RLOOConfig(top_p=0.9)),
     "top_p=0.95": lambda make, policy: make(args=trl.RLOOConfig("out", top_p=0.95, num_generations=2, bf16=False)),
     "no level has a pass rate": lambda make, policy: rloo_kit.tasks.arithmetic(policy=policy, **FEW),
-    "one more forward pass": lambda make, policy: make(beta=0.1, **ONE_GROUP),
 }
 
 
