@@ -31,11 +31,6 @@ class Passes:
     kl_in_loss: bool  # the KL term is part of the loss; else it is subtracted from the rewards
     single: bool  # the loss's own pass yields the old log-probabilities, so that the ratio is 1
 
-    @property
-    def before_update(self) -> bool:
-        """Whether any log-probabilities are computed before the update."""
-        return self.reference or not self.single
-
 
 @dataclass(frozen=True)
 class Configured:

@@ -74,12 +74,17 @@ def reference_is_base(model: torch.nn.Module) -> bool:
     return bool(ups) and not others and not any(p.any() for p in ups)
 
 
+def recomputes(model: torch.nn.Module) -> bool:
+    """Whether activations are recomputed in the backward pass: ``load_policy(gradient_checkpointing=...)``."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
 def loaded_model(model: AnyModel, checkpoint: Checkpoint) -> tuple[Model, dict[str, Any]]:
     """Return a loaded model's actual bytes and its settings; without a LoRA all its weights are trained."""
     is_auto, of_unsloth = hasattr(model, "auto_checkpointing"), "_unsloth_gradient_checkpointing"
     checkpointing = "auto" if is_auto else getattr(model, of_unsloth, None)
     if checkpointing is None:
-        checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+        checkpointing = recomputes(model)
     lora = {name: p for name, p in model.named_parameters() if is_lora(name) and ".ref." not in name}
     own = {
         "four_bit": any(quantisation_tensors(p) for p in model.parameters()),

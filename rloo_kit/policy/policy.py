@@ -95,11 +95,6 @@ class Policy:
         return self.checkpoint.thinks != "never" and setting_of(self.tokenizer)
 
     @property
-    def checkpoints_activations(self) -> bool:
-        """Whether activations are recomputed in the backward pass: ``load_policy(gradient_checkpointing=...)``."""
-        return any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
-
-    @property
     def eos_ids(self) -> tuple[int, ...]:
         """Every id that ends a completion."""
         ids = self.model.generation_config.eos_token_id

@@ -23,11 +23,6 @@ def is_main() -> bool:
     return process_count() == 1 or int(os.environ.get("RANK") or 0) == 0
 
 
-def is_launched_alone(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether ``accelerate launch`` was asked for several processes, but its simple launcher started one."""
-    return {BY_LAUNCH, "MASTER_ADDR"} <= environment.keys() and COUNT not in environment
-
-
 def downgrade(
     processes: int,
     distributed_type: str,
@@ -42,7 +37,8 @@ def downgrade(
     settings = {"DEEPSPEED": deepspeed, "FSDP": fsdp}
     switched = [name for name in settings if environment.get(f"ACCELERATE_USE_{name}", "").lower() in ("true", "1")]
     engine = next((name for name in settings if settings[name] or name in switched), "")
-    alone = is_launched_alone(environment)
+    # accelerate launch was asked for several processes, but its simple launcher started one.
+    alone = {BY_LAUNCH, "MASTER_ADDR"} <= environment.keys() and COUNT not in environment
     count = 2 if alone else process_count(environment)
     if processes >= count and engine in ("", distributed_type):
         return None

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 import rewards
 from rloo_kit import data_checks
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
+from rloo_kit.memory.policy_tensors import recomputes
 from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Policy
 from rloo_kit.session import distributed, output
@@ -53,7 +54,7 @@ def completed(given: Arguments) -> Arguments:
         data_checks.check_dataset(dataset, args, given.get("processing_class"), name)
     if isinstance(policy, Policy):
         chosen = not hasattr(policy.model, "auto_checkpointing")  # else the plan chooses
-        if chosen and policy.device.type == "cpu" and not policy.checkpoints_activations:
+        if chosen and policy.device.type == "cpu" and not recomputes(policy.model):
             # transformers' Trainer would switch it on, TRL's default; on a GPU unsloth keeps the policy's setting.
             given["args"] = args = copy.copy(args)
             args.gradient_checkpointing = False

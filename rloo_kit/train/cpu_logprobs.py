@@ -18,6 +18,7 @@ import torch
 from torch.nn.functional import softplus
 from transformers import DynamicCache
 
+from rloo_kit.memory.policy_tensors import recomputes
 from rloo_kit.policy.onednn_linear import product
 
 CPU_TILE = 512  # positions, and tokens of the vocabulary, in a tile of logits: 1 MiB, which fits a core's own cache
@@ -165,13 +166,12 @@ def fits(model: Any, backbone: Any) -> bool:
     """Whether continuing from a cache equals the whole pass: transformers' own forward on a CPU, attention to all
     earlier tokens in each layer, no layer recomputed for its gradient (there is no cache then), no prompt learning."""
     config = backbone.config
-    recomputed = any(getattr(module, "gradient_checkpointing", False) for module in backbone.modules())
     return (
         backbone.embed_tokens.weight.device.type == "cpu"
         and type(backbone).forward.__module__.startswith("transformers.")
         and config._attn_implementation in ("sdpa", "eager")
         and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-        and not (recomputed and backbone.training)
+        and not (recomputes(backbone) and backbone.training)
         and not getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
     )
 

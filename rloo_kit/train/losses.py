@@ -10,11 +10,6 @@ from __future__ import annotations
 
 import torch
 
-AGGREGATIONS = ("seq-mean-token-sum", "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm")
-"""How tokens and completions are averaged, under verl's names (its ``loss_agg_mode``)."""
-
-LEVELS = ("completion", "token", "sequence")  # the unit that has its own ratio; see policy_loss
-
 
 def row_weights(
     aggregation: str, tokens: torch.Tensor, total_rows: int, total_tokens: int, longest: int
@@ -22,7 +17,7 @@ def row_weights(
     """Return each completion's weight in the loss of its update; (rows,) float32.
 
     Args:
-        aggregation: one of :data:`AGGREGATIONS`, for completions o_i of an update of N:
+        aggregation: verl's ``loss_agg_mode``, for completions o_i of an update of N:
 
             - ``seq-mean-token-sum``: 1 / N, TRL's RLOO and Ahmadian et al. 2024.
             - ``seq-mean-token-mean``: 1 / (N |o_i|), GRPO's (Shao et al. 2024, equation 3).

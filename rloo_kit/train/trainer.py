@@ -185,17 +185,13 @@ class RLOOTrainer(RolloutTrainer):
 
     def _live(self, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Mark this process's rows to train on, (rows,) bool, by all advantages (groups, K) before the KL term."""
-        if self._trains_on_all:
+        skips = self.args.skip_zero_variance_groups
+        if not (self.beta == 0 if skips is None else skips):
             return torch.ones(len(mask), dtype=torch.bool, device=mask.device)
         signal = advantages != 0
         if self.beta:  # a row with advantage 0 still has its KL term; only zero-variance groups drop theirs
             signal = signal.any(1, keepdim=True).expand_as(advantages)
         return self._of_this_process(signal.reshape(-1)) & mask.any(1)
-
-    @property
-    def _trains_on_all(self) -> bool:
-        skips = self.args.skip_zero_variance_groups
-        return not (self.beta == 0 if skips is None else skips)
 
     def _kl(self, logps: torch.Tensor, ref_logps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Per-token KL estimates (rows, tokens), 0 where masked; logs their mean over tokens."""

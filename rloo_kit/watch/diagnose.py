@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from rloo_kit.session.output import shortened
 from rloo_kit.watch.read_run import Source, read_run
 from rloo_kit.watch.statistics import ALIKE, MEMORY, WINDOW, ZERO_VARIANCE, Log, column, term
 from rloo_kit.watch.symptoms import COLLAPSE_SURE, GOOD, Episodes, Finding
-
-if TYPE_CHECKING:
-    from IPython.lib.pretty import RepresentationPrinter
 
 FEW_STEPS = 10  # most rules need two windows of entries, and cannot fire earlier
 FIGURES = (
@@ -37,7 +34,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
     """What :func:`diagnose` found; prints as a report."""
 
@@ -76,8 +73,7 @@ class Diagnosis:
         lines += [f"  {name:<{width}}{first:>11}     {last}" for name, first, last in rows]
         return "\n".join(lines)
 
-    def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
-        printer.text(str(self))
+    __repr__ = __str__
 
 
 def diagnose(

@@ -71,14 +71,9 @@ def test_one_pass_suffices_where_every_loss_is_on_policy(changed, single):
 
 
 def test_log_probabilities_are_computed_before_the_update_for_a_reference_or_a_second_pass():
-    def found(**changed: Any) -> tuple[bool, bool, bool]:
-        asked = passes(**changed)
-        return asked.reference, asked.kl_in_loss, asked.before_update
-
-    assert found() == (False, False, False)
-    assert found(beta=0.05) == (True, False, True)
-    assert found(beta=0.05, kl_placement="loss") == (True, True, True)
-    assert found(single_pass=False) == (False, False, True)
+    for changed, before in (({}, False), ({"beta": 0.05}, True), ({"single_pass": False}, True)):
+        plan = rloo_kit.plan("qwen3-4b", SimpleNamespace(**{"beta": 0.0, "single_pass": True, **changed}), "t4")
+        assert ("log-probs" in plan.phases) is before
 
 
 # --- of a model, a folder and a name ---

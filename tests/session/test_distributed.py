@@ -8,7 +8,7 @@ import pytest
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.session import distributed, output
-from rloo_kit.session.distributed import downgrade, is_launched_alone
+from rloo_kit.session.distributed import downgrade
 from tests.conftest import ROOT
 
 LAUNCH = {distributed.BY_LAUNCH: "False"}
@@ -94,7 +94,7 @@ def test_what_accelerate_launch_leaves_in_one_process(number, monkeypatch):
     given = launch_command_parser().parse_args(["--cpu", "--num_processes", number, "train.py"])
     given.use_cpu, given.num_machines, given.mixed_precision, given.dynamo_backend = True, 1, "no", "no"
     _, environment = prepare_simple_launcher_cmd_env(given)
-    assert is_launched_alone(environment) is (number == "2")
+    assert (downgrade(1, "NO", on_cpu=True, environment=environment) is not None) is (number == "2")
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero2", "zero3", "fsdp2"])

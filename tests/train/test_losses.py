@@ -5,11 +5,12 @@ import math
 import pytest
 import torch
 
-from rloo_kit.train.losses import AGGREGATIONS, LEVELS, policy_loss, row_weights
+from rloo_kit.train.losses import policy_loss, row_weights
 
 LENGTHS = (5, 2, 7, 1)
 LONGEST = 9
 CLIP = (0.8, 1.2)
+LEVELS = ("completion", "token", "sequence")
 
 
 @pytest.mark.parametrize(
@@ -21,14 +22,10 @@ CLIP = (0.8, 1.2)
         ("seq-mean-token-sum-norm", [1 / 36] * 4),
     ],
 )
-def test_the_weights_are_those_worked_out_by_hand(aggregation, expected):
+def test_the_weights_are_those_worked_out_by_hand_and_finite_without_a_scored_token(aggregation, expected):
     found = row_weights(aggregation, torch.tensor(LENGTHS), 4, 15, LONGEST)
     torch.testing.assert_close(found, torch.tensor(expected))
     assert found.dtype == torch.float32
-
-
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_a_completion_without_a_scored_token_has_a_finite_weight(aggregation):
     assert row_weights(aggregation, torch.tensor([0, 0]), 2, 0, LONGEST).isfinite().all()
 
 
