@@ -28,11 +28,11 @@ RESULTS = ROOT / "benchmarks" / "results" / "compat.json"
 SHOWN = ("torch", "unsloth", "trl", "transformers", "peft", "bitsandbytes", "datasets")
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "pyarrow")
 UPDATE = "tests/train/test_update.py::test_the_update_is_that_of_stock_trl"
-# An update equals TRL's; a stopped run resumes to the same weights; an adapter is saved and read; 0.1.0's is read.
+# An update equals TRL's; a stopped run resumes; an adapter is saved and read; 0.1.0's is read.
 TESTS = (
     "tests/contract",
     f"{UPDATE}[beta 0]",
-    f"{UPDATE}[KL from the loss's own pass]",
+    f"{UPDATE}[KL in the reward]",
     "tests/train/test_stop_signals.py::test_a_step_in_progress_is_dropped_and_taken_again[_compute_loss]",
     "tests/policy/test_load.py::test_a_saved_adapter_reads_back_with_its_bases_length",
     "tests/test_written_before.py",

@@ -72,7 +72,7 @@ def test_an_update_on_earlier_completions_and_the_summary_of_a_run_have_no_line(
 def test_a_run_without_progress_says_nothing_and_draws_nothing(make_trainer, capsys):
     """For many runs in one cell; problems are still reported."""
     shown = {callbacks.ProgressCallback, callbacks.LivePlot, callbacks.HealthCallback}
-    quiet, usual = make_trainer(progress=False), make_trainer()
+    usual, quiet = make_trainer(), make_trainer(progress=False)
     assert shown <= {*map(type, usual.callback_handler.callbacks)}
     assert shown & {*map(type, quiet.callback_handler.callbacks)} == {callbacks.HealthCallback}
     capsys.readouterr()
