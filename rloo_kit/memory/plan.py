@@ -371,7 +371,7 @@ def plan(
         modules = PROJECTIONS if target_modules in (None, "all-linear") else target_modules
         model = model_of(checkpoint, own["lora_rank"], own["four_bit"], own["dtype_bytes"], modules)
     if device.on_gpu:
-        own["by_vllm"] = getattr(config, "use_vllm", False) or hasattr(loaded, "vllm_engine")
+        own["by_vllm"] = getattr(config, "use_vllm", False) or getattr(loaded, "vllm_engine", None) is not None
     elif loaded is policy and getattr(config, "gradient_checkpointing", False):
         # transformers' Trainer switches it on, except for a Policy; on a GPU unsloth keeps what was set at loading.
         own["checkpointing"] = own["checkpointing"] or True
