@@ -18,7 +18,7 @@ from rloo_kit.redact import without_secrets
 from rloo_kit.session import output
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import running_shell
-from rloo_kit.watch.read_run import RECIPE, STATE, checkpoints, facts, step_of
+from rloo_kit.watch.read_run import RECIPE, STATE, checkpoints_in, facts, step_of
 
 import_unsloth()
 
@@ -30,7 +30,7 @@ from torch.utils.data import Sampler  # noqa: E402
 from transformers import PreTrainedModel, TrainerState  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
 
-from rloo_kit.train import check_config, checkpointing, run_record  # noqa: E402
+from rloo_kit.train import check_config, checkpoints, run_record  # noqa: E402
 from rloo_kit.train.finite_gradients import reset_loss_scale  # noqa: E402
 from rloo_kit.train.stop_signals import Interrupted, Terminated  # noqa: E402
 
@@ -50,7 +50,7 @@ NOT_COMPARED = re.compile(
 """Prefixes of settings that do not change what is trained.  Reward weights are compared together with their rewards."""
 
 
-class ResumableTrainer(checkpointing.SavingTrainer):
+class ResumableTrainer(checkpoints.SavingTrainer):
     """TRL's trainer whose ``train()`` can be called again, be interrupted, and resume."""
 
     _buffered_inputs: list[dict[str, torch.Tensor]] | None
@@ -77,7 +77,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             OutOfMemoryError: it names the phase, what to change, and the checkpoint to resume from.
         """
         self._check_newest()
-        alone = checkpointing.run_lock(self.folder) if self.args.should_save else nullcontext()
+        alone = checkpoints.run_lock(self.folder) if self.args.should_save else nullcontext()
         with alone:
             return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
 
@@ -106,7 +106,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
         if self.args.should_save:
             recipe = run_record.recipe_of(self._asked, self.args, resumed=checkpoint is not None)
             for name, text in {RECIPE: recipe.as_json(), **self.kept_beside}.items():
-                checkpointing.replace_text(self.folder / name, text)
+                checkpoints.replace_text(self.folder / name, text)
         out_of_memory.warn_if_too_large(self.memory_plan)
         if self.memory_plan.sliced and self._samples_itself:
             output.say(self.memory_plan.sliced)
@@ -122,7 +122,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
                     raise Interrupted(outcome) from None
                 output.say(outcome)
                 if isinstance(error, OutOfMemoryError):
-                    kept, _ = checkpointing.newest_whole(self.folder)
+                    kept, _ = checkpoints.newest_whole(self.folder)
                     raise out_of_memory.with_way_on(error, kept) from error.__cause__
                 raise
             if self.is_world_process_zero():
@@ -138,20 +138,20 @@ class ResumableTrainer(checkpointing.SavingTrainer):
         """The checkpoint to start from; moves later ones aside and deletes what a killed run was writing."""
         checkpoint = None
         if resume is True:
-            checkpoint, passed_over = checkpointing.newest_whole(self.folder)
+            checkpoint, passed_over = checkpoints.newest_whole(self.folder)
             for folder, reason in passed_over:
                 output.warn(f"passed over {folder.name}: {reason}")
             start = "no whole checkpoint: starting at step 0"
             output.say(f"resuming from {self.shown(checkpoint)}" if checkpoint else start)
         elif resume is not None and resume is not False:
             checkpoint = Path(resume).absolute()
-            checkpointing.check_whole(checkpoint, self.folder)
+            checkpoints.check_whole(checkpoint, self.folder)
         self._check_same_run(checkpoint)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            shutil.rmtree(self.folder / checkpointing.WRITING, ignore_errors=True)
+            shutil.rmtree(self.folder / checkpoints.WRITING, ignore_errors=True)
             inside = checkpoint is not None and checkpoint.parent.resolve() == self.folder.resolve()
-            moved = checkpointing.set_aside(self.folder, step_of(checkpoint) if checkpoint and inside else -1)
+            moved = checkpoints.set_aside(self.folder, step_of(checkpoint) if checkpoint and inside else -1)
             if moved:
                 what = "of later steps" if inside else "of an earlier run"
                 output.say(f"checkpoints {what} are now in {self.shown(moved)}")
@@ -208,7 +208,7 @@ class ResumableTrainer(checkpointing.SavingTrainer):
             return "stopped: save_strategy='no', so nothing is saved"
         several = self.accelerator.num_processes > 1  # saving would wait for those that go on
         if step is None or several or isinstance(error, RunFolderError):
-            if checkpoints(self.folder):
+            if checkpoints_in(self.folder):
                 return f"stopped: there is no finished step to save; {way_on} from the last checkpoint"
             return "stopped: there is no finished step to save, and no checkpoint: train() begins again"
         try:

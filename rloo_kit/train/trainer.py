@@ -3,7 +3,7 @@
 It subclasses whatever ``trl.RLOOTrainer`` is after unsloth's import: TRL's own class on a CPU, unsloth's generated one
 on a GPU.  The method is Ahmadian et al. 2024 (arXiv 2402.14740): the advantage of a completion is its reward minus the
 mean reward of its prompt's other K - 1 completions.  ``train()`` and resuming are in :mod:`.resume`, sampling and
-scoring in :mod:`.rollout`, and checkpoints in :mod:`.checkpointing`, each in a class that this one extends.
+scoring in :mod:`.rollout`, and checkpoints in :mod:`.checkpoints`, each in a class that this one extends.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trl.trainer.utils import nanstd  # noqa: E402
 
 from rloo_kit.train import check_trainer_args  # noqa: E402
 from rloo_kit.train.check_config import HANDLERS, refused_as_ours  # noqa: E402
-from rloo_kit.train.checkpointing import Updates, make_folder  # noqa: E402
+from rloo_kit.train.checkpoints import Updates, make_folder  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.resume import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402

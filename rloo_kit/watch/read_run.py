@@ -54,7 +54,7 @@ def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = 
     if isinstance(source, str | os.PathLike):
         place, where = Path(source).expanduser(), f"{caller}, {source}"
         folder = place if place.is_dir() else place.parent
-        whole = (path for path in reversed(checkpoints(folder)) if saved_step(path) == step_of(path))
+        whole = (path for path in reversed(checkpoints_in(folder)) if saved_step(path) == step_of(path))
         newest = next(whole, folder)
         # Only the kit sets an earlier run's checkpoints aside; beside another trainer's state they may be left over.
         places = (folder, newest) if (folder / RECIPE).is_file() or not (folder / STATE).is_file() else (folder,)
@@ -121,7 +121,7 @@ def _settings(run: Any) -> Any | None:
     return None
 
 
-def checkpoints(output_dir: str | Path) -> list[Path]:
+def checkpoints_in(output_dir: str | Path) -> list[Path]:
     """Return all paths with a checkpoint's exact name, by step: folders, complete or not, and files of that name."""
     with contextlib.suppress(OSError):
         return sorted((path for path in Path(output_dir).iterdir() if NAME.fullmatch(path.name)), key=step_of)

@@ -103,7 +103,7 @@ LINES = {
     Stock.__init__: ("if _is_quantized_model:", "param.data = param.data.to(torch.bfloat16)"),
     # rloo_kit.train.microbatches undoes this in row_weight.
     Trainer.training_step: ("loss = loss / self.current_gradient_accumulation_steps",),
-    # rloo_kit.train.checkpointing writes all these files aside, and seals the checkpoint after the last one.
+    # rloo_kit.train.checkpoints writes all these files aside, and seals the checkpoint after the last one.
     Trainer._save_checkpoint: ("self.save_model", "_save_optimizer_and", "_save_rng", "TRAINER_STATE_NAME"),
     # The kit's own files in a run's folder begin with "_", so that they are not pushed to the hub.
     Trainer.push_to_hub: ("folder_path=self.args.output_dir", NOT_PUSHED),

@@ -15,7 +15,7 @@ import rloo_kit
 from rewards.errors import RewardCallError
 from rloo_kit.errors import ConfigError
 from rloo_kit.policy.bundled import TINY
-from rloo_kit.train.checkpointing import newest_whole, seal
+from rloo_kit.train.checkpoints import newest_whole, seal
 from rloo_kit.watch import read_run
 from tests.conftest import random_rewards
 from tests.train.weights import leave_the_reference, same, steps, trained

@@ -9,8 +9,8 @@ import pytest
 from transformers import TrainerCallback
 
 import rloo_kit
-from rloo_kit.train import checkpointing, resume
-from rloo_kit.train.checkpointing import fault, newest_whole
+from rloo_kit.train import checkpoints, resume
+from rloo_kit.train.checkpoints import fault, newest_whole
 from rloo_kit.train.stop_signals import Stops, Terminated
 from tests.conftest import random_rewards
 from tests.train.weights import same, steps, trained
@@ -84,8 +84,8 @@ def test_while_saving_a_signal_waits_and_another_one_too(make_trainer, tmp_path,
         original(folder, told)
         sealed.append(folder.name)
 
-    original = checkpointing.seal
-    monkeypatch.setattr(checkpointing, "seal", seal)
+    original = checkpoints.seal
+    monkeypatch.setattr(checkpoints, "seal", seal)
     with pytest.raises(Terminated):
         make_trainer(**{**SETTINGS, "save_steps": 2}).train()
     assert sealed == ["checkpoint-2"], "it is not written twice"

@@ -11,8 +11,8 @@ from transformers import TrainerCallback
 
 import rloo_kit
 from rloo_kit.errors import ConfigError, NonFiniteError, RunFolderError
-from rloo_kit.train import checkpointing
-from rloo_kit.train.checkpointing import WRITING, fault, is_ours, newest_whole, run_lock, seal
+from rloo_kit.train import checkpoints
+from rloo_kit.train.checkpoints import WRITING, fault, is_ours, newest_whole, run_lock, seal
 from rloo_kit.watch.read_run import MANIFEST, STATE
 from tests.conftest import contents, random_rewards
 
@@ -54,7 +54,7 @@ def test_the_limit_counts_the_kits_checkpoints_and_keeps_the_best_and_the_newest
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / MANIFEST).touch()
     (tmp_path / "checkpoint-5").mkdir()
-    checkpointing.keep_newest(tmp_path, limit, protected=tmp_path / f"checkpoint-{best}")
+    checkpoints.keep_newest(tmp_path, limit, protected=tmp_path / f"checkpoint-{best}")
     found = [int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*")]
     assert sorted(found) == sorted([*left, 5])
 
@@ -138,11 +138,11 @@ def test_only_an_exact_name_with_a_manifest_inside_and_no_link_is_a_runs_to_dele
 def test_a_path_that_is_no_checkpoint_is_refused_with_those_that_there_are(tmp_path):
     run = tmp_path / "run"
     with pytest.raises(ConfigError, match=r"(?s)does not exist.*call train\(\) without it to start at"):
-        checkpointing.check_whole(tmp_path / "checkpoint-2", run)
+        checkpoints.check_whole(tmp_path / "checkpoint-2", run)
     for step in (2, 10):
         checkpoint(run / f"checkpoint-{step}", step)
     with pytest.raises(ConfigError, match=r"(?s)run is not a checkpoint .*run: checkpoint-2, checkpoint-10\."):
-        checkpointing.check_whole(run, run)
+        checkpoints.check_whole(run, run)
 
 
 def test_a_folder_of_another_run_or_one_that_cannot_be_written_to_is_refused_before_the_first_step(

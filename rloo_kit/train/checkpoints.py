@@ -32,7 +32,7 @@ from rloo_kit.policy.save import check_finite
 from rloo_kit.train import run_record
 from rloo_kit.train.finite_gradients import check_gradients
 from rloo_kit.train.stop_signals import Stops
-from rloo_kit.watch.read_run import MANIFEST, NAME, STATE, UNREADABLE, checkpoints, saved_step, step_of
+from rloo_kit.watch.read_run import MANIFEST, NAME, STATE, UNREADABLE, checkpoints_in, saved_step, step_of
 
 # Both are in the run's folder.  transformers does not push names that begin with "_" to the hub.
 WRITING = "_rloo_kit_writing"  # scratch folder of checkpoints that are being written or deleted
@@ -220,7 +220,7 @@ def _digest(file: Path) -> str:
 def newest_whole(output_dir: str | Path) -> tuple[Path | None, list[tuple[Path, str]]]:
     """The newest whole checkpoint or None, and every newer one with what is wrong with it."""
     passed_over: list[tuple[Path, str]] = []
-    for folder in reversed(checkpoints(output_dir)):
+    for folder in reversed(checkpoints_in(output_dir)):
         if not (wrong := fault(folder)):
             return folder, passed_over
         passed_over.append((folder, wrong))
@@ -233,7 +233,7 @@ def check_whole(folder: Path, output_dir: Path) -> None:
         return
     wrong = f"is not a checkpoint that can be resumed from: {wrong}" if folder.exists() else wrong
     todo = "call train() without it to start at step 0"
-    if whole := [checkpoint.name for checkpoint in checkpoints(output_dir) if not fault(checkpoint)]:
+    if whole := [checkpoint.name for checkpoint in checkpoints_in(output_dir) if not fault(checkpoint)]:
         todo = f"take one of those in {output_dir}: {', '.join(whole)}"
     raise ConfigError(f"{folder} {wrong}", where="train(resume_from_checkpoint=...)", todo=todo)
 
@@ -250,7 +250,7 @@ def is_ours(folder: Path) -> bool:
 def set_aside(output_dir: Path, after: int = -1) -> Path | None:
     """Move checkpoints of later steps than ``after``, and a log that goes further, to ``_earlier-1`` or the next free
     number, and return that folder."""
-    later = [path for path in checkpoints(output_dir) if step_of(path) > after]
+    later = [path for path in checkpoints_in(output_dir) if step_of(path) > after]
     if not later:
         return None
     later += [output_dir / STATE] if (saved_step(output_dir) or -1) > after else []
@@ -264,7 +264,7 @@ def set_aside(output_dir: Path, after: int = -1) -> Path | None:
 def keep_newest(output_dir: Path, limit: int | None, protected: Path | None = None) -> None:
     """Delete the kit's oldest checkpoints beyond ``save_total_limit``; None and 0 keep all.  The newest one and
     ``protected``, the best so far, are always kept."""
-    ours = [folder for folder in checkpoints(output_dir) if is_ours(folder)]
+    ours = [folder for folder in checkpoints_in(output_dir) if is_ours(folder)]
     kept = {folder for folder in (*ours[-1:], protected) if folder in ours}
     spare = [folder for folder in ours if folder not in kept]
     for folder in spare[: max(0, len(ours) - max(limit, len(kept)))] if limit else ():
