@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from rewards.errors import check_choice, invalid
+from rewards.factory_calls import recorded
 from rewards.math_equivalence import Pair, equal, equal_sides, equals, pair
 from rewards.numbers import conversion, plain, readable, to_number
-from rewards.recorded_calls import recorded
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, split_text, split_thinking, visible
 from rewards.trl_interface import Judges, Reward, Scores, as_score, column_in

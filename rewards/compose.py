@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rewards.errors import invalid
-from rewards.recorded_calls import recorded
+from rewards.factory_calls import recorded
 from rewards.trl_interface import (
     TRL_KEYWORDS,
     Reward,

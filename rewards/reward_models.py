@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rewards.errors import invalid
-from rewards.recorded_calls import recorded
+from rewards.factory_calls import recorded
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, split_text
 from rewards.trl_interface import Reward

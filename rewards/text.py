@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewards.errors import invalid, shown
-from rewards.recorded_calls import recorded
+from rewards.factory_calls import recorded
 from rewards.trl_interface import Judges, Reward
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from rewards.compose import gated
 from rewards.errors import invalid
-from rewards.recorded_calls import recorded
+from rewards.factory_calls import recorded
 from rewards.text import completion_text, prompt_text
 from rewards.trl_interface import Judges, Reward, reward_name
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from rewards.errors import RewardCallError, RewardSignatureError, RewardValueError, invalid, shortened, shown
-from rewards.recorded_calls import recorded
+from rewards.factory_calls import recorded
 
 if TYPE_CHECKING:
     import asyncio

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from rewards.recorded_calls import Call, recorded
+from rewards.factory_calls import Call, recorded
 from rloo_kit import argument_types, redact
 from rloo_kit.argument_types import Count, Positive, PositiveShare, Seed
 from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from rewards.answers import Form, answer_reward, instruction
-from rewards.recorded_calls import Call, recorded
+from rewards.factory_calls import Call, recorded
 from rewards.thinking import QWEN3
 from rewards.trl_interface import Reward
 from rloo_kit import argument_types

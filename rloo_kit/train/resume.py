@@ -1,4 +1,4 @@
-"""Resume training from a checkpoint and refuse one of another run; stop anywhere; call ``train()`` again."""
+"""``train()`` and resuming: stop anywhere, go on from a checkpoint of the same run, call ``train()`` again."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from datasets import Dataset
 from pydantic_core import to_jsonable_python
 from torch import nn
 
-from rewards.recorded_calls import Call, made_by
+from rewards.factory_calls import Call, made_by
 from rloo_kit.advantages import BUILT_IN
 from rloo_kit.errors import ConfigError
 from rloo_kit.models import is_folder

@@ -12,7 +12,7 @@ import yaml
 
 import rewards
 import rloo_kit
-from rewards.recorded_calls import Call, made_by
+from rewards.factory_calls import Call, made_by
 from rloo_kit.cli import reward_entries
 from rloo_kit.errors import ConfigError
 from rloo_kit.train import run_record

@@ -14,7 +14,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
 import rloo_kit
-from rewards.recorded_calls import made_by
+from rewards.factory_calls import made_by
 from rloo_kit.errors import PolicyNotFoundError
 from rloo_kit.models import CATALOGUE, lasting_name
 from rloo_kit.policy import resolve as names

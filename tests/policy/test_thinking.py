@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 import rewards
 import rloo_kit
-from rewards.recorded_calls import made_by
+from rewards.factory_calls import made_by
 from rloo_kit.errors import ConfigError
 from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.thinking import Budget, set_thinking
