@@ -1,7 +1,7 @@
 """The update equals that of plain TRL, whatever work the kit skips on the way."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -178,13 +178,7 @@ def written() -> dict[str, torch.Tensor]:
     }
 
 
-def by_hand(
-    written: dict[str, torch.Tensor],
-    now: torch.Tensor,
-    sampled: torch.Tensor,
-    settings: dict[str, str],
-    rows: Sequence[int] = range(GROUPS * K),
-) -> torch.Tensor:
+def by_hand(written, now, sampled, settings, rows=range(GROUPS * K)):
     """Return the loss of an update on these completions, one by one and token by token."""
     lengths, rewards = written["lengths"].tolist(), written["rewards"].tolist()
 
