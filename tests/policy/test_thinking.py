@@ -13,7 +13,7 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.thinking import Budget, set_thinking
 from rloo_kit.train import microbatches
-from rloo_kit.train.losses import LEVELS, policy_loss
+from rloo_kit.train.losses import policy_loss
 from tests.conftest import SMALL
 
 QUESTION = [{"role": "user", "content": "What is 1 + 1?"}]
@@ -147,7 +147,7 @@ def budgeted_process(table: torch.Tensor, budget: Budget, start: list[int]) -> A
         open_ones = following
 
 
-@pytest.mark.parametrize("level", LEVELS[:2])
+@pytest.mark.parametrize("level", ["completion", "token"])
 def test_the_masked_loss_has_the_true_gradient_of_the_budgeted_process(level):
     """The exact gradient is over all completions, each with its own reward."""
     torch.manual_seed(0)
