@@ -168,7 +168,7 @@ class Plan:
     def _notes(self) -> Iterator[str]:
         s, offloaded = self.settings, Step(self.model, self.settings).offloaded
         yield "* an estimate" + ("; no figure has been measured on a consumer card" if s.on_gpu else "")
-        yield from self._times() if s.on_gpu else ["activations on a CPU are estimated as a GPU's"]
+        yield from self._times() if s.on_gpu else ["activations are counted as on a GPU"]
         if offloaded:
             yield f"{offloaded / GIB:.2f} GiB of activations are offloaded to the computer's memory"
         if self.sliced:

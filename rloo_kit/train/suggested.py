@@ -140,8 +140,8 @@ def _completion(evidence: Evidence, policy: Any, answer: int, base: Plan) -> tup
         work, why = thinking + FIT_COMPLETION_TOKENS, "the thinking budget, and an answer in words"
     model, positions = getattr(policy, "model", None), base.model.checkpoint.positions
     room = (getattr(model, "max_seq_length", None) or positions) - base.settings.prompt_tokens
-    longest = f"{answer} for the longest answer, " if answer else ""
-    return min(work + answer, room), f"{longest}{work} for the way to it: {why}"
+    longest = f"{answer} tokens for the longest answer, " if answer else ""
+    return min(work + answer, room), f"{longest}{work} before it: {why}"
 
 
 def _smaller(base: Plan, given: Settings, tokens: int) -> Iterator[Plan]:

@@ -123,8 +123,8 @@ def notes_on(log: Log) -> Iterator[str]:
     if log.values(ZERO_VARIANCE).size:
         share, step_time = column(log.entries, ZERO_VARIANCE), column(log.entries, "step_time")
         seconds = step_time * log.stride * log.known.updates
-        cost = f"{np.nanmean(share):.0%} of the completions were in zero-variance groups: no gradient of the reward"
-        times = f"; about {clock(np.nansum(seconds * share))} of {clock(np.nansum(seconds))}"
+        cost = f"{np.nanmean(share):.0%} of the completions were in zero-variance groups, which gave no gradient"
+        times = f"; they took about {clock(np.nansum(seconds * share))} of {clock(np.nansum(seconds))}"
         yield cost + (times if log.values("step_time").size else "")
     count = min(WINDOW, max(1, len(log) // 2))
     window, earlier = log[-count:], log[-MEMORY:-count]
@@ -136,8 +136,7 @@ def notes_on(log: Log) -> Iterator[str]:
     fall = log.change("reward", best, window)
     if fall.sigmas <= -1.0:
         fell = f"reward fell {fall.before:.3f} ({best.steps}) -> {fall.after:.3f} ({window.steps})"
-        kind = "within chance" if -fall.sigmas < COLLAPSE_SURE else "more than chance"
-        yield f"{fell}, {-fall.sigmas:.1f} standard errors: {kind}; a collapse is {COLLAPSE_SURE:.1f}"
+        yield f"{fell}, {-fall.sigmas:.1f} standard errors; it is called a collapse from {COLLAPSE_SURE:.1f} on"
 
 
 # Standard errors for a two-sided test at 5 %, 1.96, and for a power of 80 %, 0.84: it finds four cases of five.
@@ -154,12 +153,12 @@ def _power(log: Log, held_out: int | None) -> Iterator[str]:
     if abs(rise.sigmas) >= 2.0 or log.height(after) >= GOOD:
         return
     least, counted = (TWO_SIDED + POWER) * rise.error, f"{before.completions:,} completions a third"
-    yield f"no rise is seen: reward {rise}; with {counted} a change below {least:.3f} cannot be told from chance"
+    yield f"no sure rise: reward {rise}, first to last third; {counted} show a change from {least:.3f} on"
     right = after.best("answer", after)
     accuracy = min(0.9, max(0.1, right[0] if right else log.height(after)))
     gains = ((n, smallest_gain(n, accuracy, ALIKE)) for n in ([held_out] if held_out else (200, 1000)))
-    limits = ", and ".join(f"with {n:,} problems a gain below {gain:.2f}" for n, gain in gains)
-    yield f"held out, {limits} cannot be told from chance (80 % power, problems paired)"
+    limits = ", ".join(f"{n:,} held-out problems a gain from {gain:.2f} on" for n, gain in gains)
+    yield f"an evaluation shows, with {limits} (80 % power, problems paired)"
 
 
 def smallest_gain(problems: int, accuracy: float = 0.5, alike: float = 0.0) -> float:

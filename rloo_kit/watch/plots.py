@@ -38,8 +38,8 @@ CURVES = (
     # metric, panel, unit, label, colour, dash; the reward's terms are drawn right after it
     ("reward", "Reward", "reward", "mean reward", BLUE, "-"),
     ("eval_reward", "Reward", "reward", "held out", "black", POINTS),
-    (ZERO_VARIANCE, "Lost samples", "%", "zero-variance groups", "black", "-"),
-    (CUT_SHARE, "Lost samples", "%", "truncated completions", RED, "--"),
+    (ZERO_VARIANCE, "Zero variance, truncation", "%", "zero-variance groups", "black", "-"),
+    (CUT_SHARE, "Zero variance, truncation", "%", "truncated completions", RED, "--"),
     ("entropy", "Policy", "nats per token", "entropy", GREEN, "-"),
     ("kl", "Policy", "nats per token", "KL to the reference", PINK, "--"),
 )
@@ -201,12 +201,12 @@ def _draw_panel(axis: Axes, panel: Sequence[Curve], log: Log) -> None:
             is_known = low == 0.0 and (high == 1.0 or log.is_steady("reward"))
             band = np.clip([curve.means - error, curve.means + error], *((low, high) if is_known else (None, None)))
             band_look: dict[str, Any] = {"color": curve.colour, "alpha": 0.18, "linewidth": 0}
-            axis.fill_between(curve.steps, *band, **band_look, label="two standard errors")
+            axis.fill_between(curve.steps, *band, **band_look, label="± 2 standard errors")
         width, marker = 2.0 if curve.dash == "-" else 1.5, "." if len(curve.steps) <= 30 else ""
         look: dict[str, Any] = {"linestyle": curve.dash, "marker": marker, "color": curve.colour, "linewidth": width}
         axis.plot(curve.steps, curve.means, **look, label=f"{shortened(curve.label, 30)}  {curve.ends}")
     unit, smoothed = panel[0].unit, panel[0].window > 1
-    title = panel[0].panel + f", mean of {panel[0].window}" * smoothed
+    title = panel[0].panel + f", mean of {panel[0].window} steps" * smoothed
     axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
     axis.set_ylabel(unit, fontsize=8)
     if unit == "%":

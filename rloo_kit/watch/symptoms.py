@@ -131,8 +131,8 @@ def explosion(log: Log, limit: float, kind: str) -> Sign | None:
     now = window.mean(kind)
     if not now >= (limit if kind == "kl" else max(1.0, limit * start)):
         return None
-    evidence = f"{kind} {start:.3f} -> {now:.2f} nats per token ({window.steps})"
-    return Sign(window, f"{evidence}, reward now {window.mean('reward'):.3f}")
+    evidence = f"{kind} {start:.3f} -> {now:.2f} nats per token (mean of {window.steps})"
+    return Sign(window, f"{evidence}, reward {window.mean('reward'):.3f}")
 
 
 def clipped_ratios(log: Log, limit: float) -> Sign | None:

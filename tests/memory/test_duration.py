@@ -27,7 +27,7 @@ def test_a_gpus_speed_is_found_by_its_names(name, bandwidth):
 def test_without_a_known_gpu_there_is_no_range():
     on_cpu, unknown = Device("this CPU", 2**36, on_gpu=False), Device("NVIDIA H100", 2**36)
     for device, said in (
-        (on_cpu, "activations on a CPU are estimated as a GPU's"),
+        (on_cpu, "activations are counted as on a GPU"),
         (unknown, "time: not estimated, this GPU's bandwidth is not known"),
     ):
         planned = rloo_kit.plan("qwen3-1.7b", LONG, device)

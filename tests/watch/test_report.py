@@ -16,7 +16,7 @@ def test_a_run_with_zero_variance_groups_says_what_they_cost_though_nothing_is_f
     entries = history(20, zero_variance_groups=lambda step: (0.25, 0.5)[step % 2], step_time=6.0)
     report = rloo_kit.diagnose(trainer_of(entries))
     assert (report.healthy, report.zero_variance_share) == (True, 0.375)
-    cost = "38% of the completions were in zero-variance groups: no gradient of the reward; about 0:45 of 2:00"
+    cost = "38% of the completions were in zero-variance groups, which gave no gradient; they took about 0:45 of 2:00"
     assert report.notes[0] == cost
 
 
@@ -37,25 +37,25 @@ def test_a_fall_at_the_end_is_said_to_be_chance_with_its_width_or_is_found():
     assert Episodes(log).findings == []
     notes = rloo_kit.diagnose(log.entries).notes
     assert "chance alone moves a step's reward by +-0.188, the mean of 5 by +-0.077" in notes
-    fall = "reward fell 0.828 (steps 21-25) -> 0.714 (steps 26-30), 1.0 standard errors: within chance"
+    fall = "reward fell 0.828 (steps 21-25) -> 0.714 (steps 26-30), 1.0 standard errors; it is called"
     assert any(note.startswith(fall) for note in notes)
     fallen = rloo_kit.diagnose(history(40, reward=from_step(30, 0.9, 0.1)))
-    assert any("more than chance; a collapse is 4.8" in note for note in fallen.notes)
+    assert any("it is called a collapse from 4.8 on" in note for note in fallen.notes)
     assert "reward collapse" in [finding.symptom for finding in fallen.findings]
 
 
 def test_where_nothing_was_learned_it_says_how_small_a_gain_could_have_been_seen():
     flat = list(read(file_of("nothing learned.ill")).entries)
     for source, held_out, said in (
-        (trainer_of(flat), 200, "with 200 problems a gain below 0.11 cannot be told from chance"),
-        (trainer_of(flat, eval_dataset=[{}] * 50), None, "with 50 problems a gain below 0.23 cannot"),
-        (flat, None, "with 200 problems a gain below 0.12, and with 1,000 problems a gain below 0.05"),
+        (trainer_of(flat), 200, "200 held-out problems a gain from 0.11 on (80 % power"),
+        (trainer_of(flat, eval_dataset=[{}] * 50), None, "50 held-out problems a gain from 0.23 on"),
+        (flat, None, "200 held-out problems a gain from 0.12 on, 1,000 held-out problems a gain from 0.05"),
     ):
         text = str(rloo_kit.diagnose(source, held_out=held_out))
-        assert f"held out, {said}" in text
-        assert re.search(r"no rise is seen: reward 0.3\d+ .* a change below 0\.\d+ cannot be told", text)
+        assert f"an evaluation shows, with {said}" in text
+        assert re.search(r"no sure rise: reward 0.3\d+ .* show a change from 0\.\d+ on", text)
     for shown in (flat[:9], list(read(file_of("nothing learned.mended")).entries)):
-        assert "no rise is seen" not in str(rloo_kit.diagnose(shown)), "too few steps, or a rise"
+        assert "no sure rise" not in str(rloo_kit.diagnose(shown)), "too few steps, or a rise"
 
 
 @pytest.mark.parametrize(("problems", "accuracy"), [(200, 0.5), (1000, 0.3), (400, 0.8)])
