@@ -38,8 +38,8 @@ CURVES = (
     # metric, panel, unit, label, colour, dash; the reward's terms are drawn right after it
     ("reward", "Reward", "reward", "mean reward", BLUE, "-"),
     ("eval_reward", "Reward", "reward", "held out", "black", POINTS),
-    (ZERO_VARIANCE, "Zero variance, truncation", "%", "zero-variance groups", "black", "-"),
-    (CUT_SHARE, "Zero variance, truncation", "%", "truncated completions", RED, "--"),
+    (ZERO_VARIANCE, "Zero variance, cut", "%", "zero-variance groups", "black", "-"),
+    (CUT_SHARE, "Zero variance, cut", "%", "truncated completions", RED, "--"),
     ("entropy", "Policy", "nats per token", "entropy", GREEN, "-"),
     ("kl", "Policy", "nats per token", "KL to the reference", PINK, "--"),
 )
@@ -206,7 +206,7 @@ def _draw_panel(axis: Axes, panel: Sequence[Curve], log: Log) -> None:
         look: dict[str, Any] = {"linestyle": curve.dash, "marker": marker, "color": curve.colour, "linewidth": width}
         axis.plot(curve.steps, curve.means, **look, label=f"{shortened(curve.label, 30)}  {curve.ends}")
     unit, smoothed = panel[0].unit, panel[0].window > 1
-    title = panel[0].panel + f", mean of {panel[0].window} steps" * smoothed
+    title = panel[0].panel + f", {panel[0].window}-step mean" * smoothed
     axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
     axis.set_ylabel(unit, fontsize=8)
     if unit == "%":
