@@ -38,8 +38,8 @@ CURVES = (
     # metric, panel, unit, label, colour, dash; the reward's terms are drawn right after it
     ("reward", "Reward", "reward", "mean reward", BLUE, "-"),
     ("eval_reward", "Reward", "reward", "held out", "black", POINTS),
-    (ZERO_VARIANCE, "Zero variance, cut", "%", "zero-variance groups", "black", "-"),
-    (CUT_SHARE, "Zero variance, cut", "%", "truncated completions", RED, "--"),
+    (ZERO_VARIANCE, "0-variance, cut", "%", "zero-variance groups", "black", "-"),
+    (CUT_SHARE, "0-variance, cut", "%", "truncated completions", RED, "--"),
     ("entropy", "Policy", "nats per token", "entropy", GREEN, "-"),
     ("kl", "Policy", "nats per token", "KL to the reference", PINK, "--"),
 )

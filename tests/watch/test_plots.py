@@ -25,7 +25,7 @@ def picture():
 
 
 def test_three_panels_have_title_unit_curves_and_points(picture):
-    titles = [f"{panel}, 3-step mean" for panel in ("Reward", "Zero variance, cut", "Policy")]
+    titles = [f"{panel}, 3-step mean" for panel in ("Reward", "0-variance, cut", "Policy")]
     assert [axis.get_title(loc="left") for axis in picture.axes] == titles
     assert [axis.get_ylabel() for axis in picture.axes] == ["reward", "%", "nats per token"]
     (points,) = [line for line in picture.axes[0].lines if line.get_label() == "held out"]
