@@ -25,7 +25,6 @@ Weights = dict[str, torch.Tensor]
 IN_LOSS = {"beta": 0.1, "kl_placement": "loss", "kl_estimator": "k2"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "rloo": {"beta": 0.1},
-    "rloo, two passes": {"beta": 0.1, "single_pass": False},
     "rloo, beta 0": {"beta": 0.0, "skip_zero_variance_groups": True},
     "rloo, beta 0, dead rows too": {"beta": 0.0, "skip_zero_variance_groups": False, "single_pass": False},
     "rloo, zero-variance groups left out": {"beta": 0.1, "skip_zero_variance_groups": True},
