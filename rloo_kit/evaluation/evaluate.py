@@ -25,7 +25,7 @@ from rloo_kit.tasks import reward_calls
 
 Row = Mapping[str, Any]
 
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "chat_template_kwargs": None}
+SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "chat_template_kwargs": None}
 """Arguments of ``Policy.generate`` that change what is drawn, with their defaults."""
 
 LONG = 20_000
@@ -141,51 +141,53 @@ def evaluate(
         RewardError: weights that do not match the functions, or a reward model instead of a function.
         rewards.RewardSignatureError, RewardValueError: TRL could not call a reward; a reward returned an invalid value.
     """
-    if not isinstance(policy, Policy):
-        where, todo = f"evaluate({type(policy).__name__})", "pass what rloo_kit.load_policy returned"
-        raise ArgumentError("evaluate takes a policy", where=where, todo=todo)
     how: dict[str, Any] = dict(max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed, **generate)
     check_asked(n=n, samples=samples, room=room, greedy=greedy, **how)
-    if isinstance(dataset, tasks.Task):
-        correct = correct or dataset.correct
+    _check_policy(policy)
     rows = _rows(dataset.held_out if isinstance(dataset, tasks.Task) else dataset, n)
     prompts, count = [row["prompt"] for row in rows], len(rows) * samples
     funcs: list[Any] = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
-    correct = correct or _grader(funcs, rows, policy)
-    _check(rows, [*funcs, *filter(None, [correct])], policy, generate.get("chat_template_kwargs"))
-    data_checks.check_weights(funcs, reward_weights, where="evaluate")
-    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "thinking": policy.thinking}
-    drawn = ("chat_template_kwargs",) if greedy else SAMPLING
-    settings |= {name: generate.get(name, SAMPLING[name]) for name in drawn}
-    if room > 1:
-        _check_room(policy, prompts, room, how)
-        settings["room"] = room
-
-    progress = _quarters(count) if count * max_new_tokens > LONG else None
-    completions = policy.generate(prompts, n=samples, greedy=greedy, progress=progress, **how)
+    correct = correct or (dataset.correct if isinstance(dataset, tasks.Task) else _grader(funcs, rows, policy))
+    _check(rows, [*funcs, *filter(None, [correct])], policy, room, how)
+    weights = _weights(funcs, reward_weights)
+    completions = policy.generate(prompts, n=samples, greedy=greedy, progress=_quarters(count, max_new_tokens), **how)
     rows = [row for row in rows for _ in range(samples)]
     figures = _graded(correct, rows, completions, samples, seed)
     if room > 1 and correct is not None:
-        longer = _with_room(policy, completions, greedy, room, how)
-        with_room = _graded(correct, rows, longer, samples, seed)
+        with_room = _graded(correct, rows, _with_room(policy, completions, greedy, room, how), samples, seed)
         figures |= {"room": room, **{f"{name}_with_room": figure for name, figure in with_room.items()}}
-    names = data_checks.distinct([rewards.guarded(func).__name__ for func in funcs])
-    weights = dict(zip(names, map(float, reward_weights or [1] * len(funcs)), strict=True))
-    scores = {name: reward_calls.score(func, rows, completions) for name, func in zip(names, funcs, strict=True)}
     return Evaluation(
         **figures,
-        **_rewarded(scores, weights, len(rows), samples, seed),
+        **_rewarded(funcs, weights, rows, completions, samples, seed),
         mean_length=statistics.fmean(len(completion.ids) for completion in completions),
         completions=tuple(completions),
         greedy=greedy,
         samples=samples,
-        settings={"rewards": weights, "correct": correct and reward_name(correct), **settings},
+        settings={"rewards": weights, "correct": correct and reward_name(correct), **_asked(policy, greedy, room, how)},
     )
 
 
+def _check_policy(policy: Policy) -> None:
+    if not isinstance(policy, Policy):
+        where, todo = f"evaluate({type(policy).__name__})", "pass what rloo_kit.load_policy returned"
+        raise ArgumentError("evaluate takes a policy", where=where, todo=todo)
+
+
+def _weights(funcs: Sequence[Any], weights: Sequence[float] | None) -> dict[str, float]:
+    data_checks.check_weights(funcs, weights, where="evaluate")
+    names = data_checks.distinct([rewards.guarded(func).__name__ for func in funcs])
+    return dict(zip(names, map(float, weights or [1] * len(funcs)), strict=True))
+
+
+def _asked(policy: Policy, greedy: bool, room: int, how: dict[str, Any]) -> dict[str, Any]:
+    names = ("max_new_tokens", "chat_template_kwargs", *(() if greedy else SAMPLING), *(("room",) if room > 1 else ()))
+    return {"thinking": policy.thinking} | {name: (SAMPLING | how | {"room": room})[name] for name in names}
+
+
 def _rewarded(
-    scores: Mapping[str, list[float | None]], weights: Mapping[str, float], count: int, samples: int, seed: int
+    funcs: list[Any], weights: dict[str, float], rows: list[Row], completions: list[Completion], samples: int, seed: int
 ) -> dict[str, Any]:
+    scores = {name: reward_calls.score(func, rows, completions) for name, func in zip(weights, funcs, strict=True)}
     totals: list[float | None] = []
     for values in zip(*scores.values(), strict=True):
         pairs = zip(weights.values(), values, strict=True)
@@ -195,7 +197,7 @@ def _rewarded(
     return {
         "reward": bootstrap(means_by_prompt(totals, samples), seed),
         "reward_means": {name: statistics.fmean(values or [math.nan]) for name, values in known.items()},
-        "rewards": tuple(totals) or (None,) * count,
+        "rewards": tuple(totals) or (None,) * len(rows),
     }
 
 
@@ -277,12 +279,14 @@ def _grader(funcs: Sequence[Reward], rows: Sequence[Row], policy: Policy) -> Rew
     return next(graders, default)
 
 
-def _check(rows: Sequence[Row], called: Sequence[Any], policy: Policy, template: dict[str, Any] | None) -> None:
+def _check(rows: Sequence[Row], called: Sequence[Any], policy: Policy, room: int, how: dict[str, Any]) -> None:
     from torch.nn import Module
 
     prompts = [row["prompt"] for row in rows]
     data_checks.check_prompts(prompts, policy.tokenizer, "dataset")
-    data_checks.check_rendered(prompts, policy.tokenizer, template or {}, "dataset")
+    data_checks.check_rendered(prompts, policy.tokenizer, how.get("chat_template_kwargs") or {}, "dataset")
+    if room > 1:
+        _check_room(policy, prompts, room, how)
     for func in called:
         if isinstance(func, str | Module):
             model = repr(func) if isinstance(func, str) else "model, tokenizer=..."
@@ -294,9 +298,9 @@ def _check(rows: Sequence[Row], called: Sequence[Any], policy: Policy, template:
         rewards.check_signature(func, reward_calls.columns_of(rows[0]))
 
 
-def _quarters(completions: int) -> Callable[[int], None]:
+def _quarters(completions: int, tokens: int) -> Callable[[int], None]:
     """Return a callback that prints a line per quarter, the same at any batch size, so that stored notebooks agree."""
-    left = [math.ceil(completions * part / 4) for part in (1, 2, 3)]
+    left = [math.ceil(completions * part / 4) for part in (1, 2, 3)] if completions * tokens > LONG else []
 
     def progress(done: int) -> None:
         while left and done >= left[0]:

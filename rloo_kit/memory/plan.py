@@ -353,12 +353,11 @@ def plan(
     """
     device = device_of(card)
     loaded, checkpoint, of_adapter = policy_tensors.taken_apart(policy)
-    # On a CPU, importing unsloth decides the dtype of its computations.
-    in_float32 = not device.on_gpu and not import_unsloth().is_bfloat16_supported()
     own: dict[str, Any] = {
         "on_gpu": device.on_gpu,
         "small_card": device.usable_bytes <= 24.5 * GIB,
-        "dtype_bytes": 4 if in_float32 else 2,
+        # On a CPU, importing unsloth decides the dtype of its computations.
+        "dtype_bytes": 2 if device.on_gpu or import_unsloth().is_bfloat16_supported() else 4,
         "four_bit": (checkpoint.four_bit if load_in_4bit is None else load_in_4bit) and not full_finetuning,
         "lora_rank": 0 if full_finetuning else lora_rank,
         "checkpointing": gradient_checkpointing,
@@ -377,8 +376,7 @@ def plan(
         own["checkpointing"] = own["checkpointing"] or True
     length = getattr(loaded, "max_seq_length", None)
     settings = replace(settings_of(config, prompt_tokens, length, evaluate, eval_rows), **own)
-    if settings.checkpointing == "auto" and not device.on_gpu:
-        kept = Plan.of(model, replace(settings, checkpointing=False), device)
-        return kept if kept.fits == "fits" else kept.with_settings(checkpointing=True)
-    is_auto = settings.checkpointing == "auto"
-    return Plan.of(model, replace(settings, checkpointing="unsloth") if is_auto else settings, device)
+    if settings.checkpointing != "auto":
+        return Plan.of(model, settings, device)
+    kept = Plan.of(model, replace(settings, checkpointing="unsloth" if device.on_gpu else False), device)
+    return kept if device.on_gpu or kept.fits == "fits" else kept.with_settings(checkpointing=True)

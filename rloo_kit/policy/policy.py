@@ -146,8 +146,7 @@ class Policy:
             progress: called after each batch with the number of completions sampled so far.
 
         Raises:
-            ConfigError: no list of prompts, a number out of range, a temperature with greedy, or a prompt longer than
-                the policy was loaded for.
+            ConfigError: no list of prompts, a number out of range, a temperature with greedy, or a prompt too long.
         """
         several = hasattr(prompts, "__len__") and len(prompts) and not isinstance(prompts, str | dict)
         if not several or isinstance(prompts[0], dict):
@@ -162,14 +161,11 @@ class Policy:
         rows = [ids + start for ids, start in zip(prompt_ids, starts, strict=True)]
         _check_prompts(rows, getattr(self.model, "max_seq_length", None))
         jobs = [job for job in zip(prompts, rows, starts, strict=True) for _ in range(n)]
-        how = {**(dict.fromkeys(how) if greedy else how), "do_sample": not greedy}
-        how["max_new_tokens"] = max_new_tokens
+        how = {**(dict.fromkeys(how) if greedy else how), "do_sample": not greedy, "max_new_tokens": max_new_tokens}
         batch_size = batch_size or self.fitting_batch_size(max(map(len, rows)) + max_new_tokens)
         out: list[Completion] = []
         with _sampling(self.model, seed):
-            pad_id, budget = self.tokenizer.pad_token_id, budget_of(self.tokenizer)
-            fits = 0 < dequantize_for_sampling.bytes_in_16_bit(self.model) <= self._free_bytes() // 4
-            sliced = SlicedGenerate(self.model, batch_size, pad_id, in_16_bit=fits, budget=budget)
+            sliced = self._sliced(batch_size)
             for start in range(0, len(jobs), batch_size):
                 out += self._generate_batch(jobs[start : start + batch_size], how, sliced)
                 if progress is not None:
@@ -178,6 +174,11 @@ class Policy:
             what = f"Memory ran out with {batch_size} completions sampled at once: it went on with {fewer}"
             output.warn(f"{what}. What to do: batch_size={fewer} avoids the failed attempt next time.")
         return out
+
+    def _sliced(self, at_once: int) -> SlicedGenerate:
+        fits = 0 < dequantize_for_sampling.bytes_in_16_bit(self.model) <= self._free_bytes() // 4
+        pad_id, budget = self.tokenizer.pad_token_id, budget_of(self.tokenizer)
+        return SlicedGenerate(self.model, at_once, pad_id, in_16_bit=fits, budget=budget)
 
     def _generate_batch(
         self, jobs: list[tuple[Prompt, list[int], list[int]]], how: dict[str, object], sliced: SlicedGenerate

@@ -43,9 +43,8 @@ def from_file(
 ) -> Task:
     """Make a task from a file's questions and answers, split by problem.
 
-    A question is on the same side in every process, whatever the order of the rows; rows with the same question are
-    one problem.  The file's order is not kept, so that the first n problems of a sorted file are not the easiest n.
-    Rewards get the other columns too; prompt, answer and problem are written by this function.
+    Rewards get the file's other columns too; prompt, answer and problem are overwritten.  Rows with the same question
+    are one problem, on the same side in every process.  The file's order is not kept: the first n are not the easiest.
 
     Args:
         path: a .csv, .tsv, .jsonl, .json or .parquet file, in UTF-8.
@@ -59,8 +58,7 @@ def from_file(
 
     Raises:
         DatasetError: no such file or column, a file that cannot be read, or no problem on a side of the split.
-        ConfigError: a share that is not between 0 and 1.
-        ValueError: an unknown kind or form.
+        ConfigError, ValueError: a share that is not between 0 and 1; an unknown kind or form.
     """
     correct, asks = asked_for(form, policy, kind)
     file, left_out = Path(path).expanduser(), Counter[str]()
@@ -68,26 +66,19 @@ def from_file(
     def usable(path: Path) -> dict[str, Row]:
         rows = _distinct(read(path, question, answer), question, answer, left_out)
         scores = correct(completions=[""] * len(rows), answer=[row["answer"] for row in rows.values()])
-        readable = {key for key, score in zip(rows, scores, strict=True) if score is not None}
+        readable = [item for item, score in zip(rows.items(), scores, strict=True) if score is not None]
         left_out[f"whose answer is not of kind {kind!r}"] += len(rows) - len(readable)
-        kept = {key: _prompted(row, asks, system) for key, row in rows.items() if key in readable}
+        kept = {key: _prompted(row, asks, system) for key, row in readable}
         _check_columns(path, list(kept.values()))
         return kept
 
-    rows, in_a_file = usable(file), isinstance(held_out, str | os.PathLike)
-    if isinstance(held_out, str | os.PathLike):
-        other = usable(Path(held_out).expanduser())
-    elif 0 < held_out < 1:
-        other = {key: row for key, row in rows.items() if _hash(key) < held_out * 2**32}
-    else:
-        what, where = "held_out must be a share between 0 and 1", f"tasks.from_file(held_out={held_out})"
-        raise ConfigError(what, where=where, todo="write held_out=0.2, or name a second file")
+    rows = usable(file)
+    other = usable(Path(held_out).expanduser()) if isinstance(held_out, str | os.PathLike) else _share(rows, held_out)
     taken = {key.casefold() for key in other}
     train = {key: row for key, row in rows.items() if key.casefold() not in taken}
-    left_out["held out too"] = (len(rows) - len(train)) * in_a_file
+    left_out["held out too"] = len(rows) - len(train) if isinstance(held_out, str | os.PathLike) else 0
     sides = [[side[key] for key in sorted(side, key=_hash)] for side in (train, other)]
-    if policy is not None:
-        sides = [_short_enough(side, policy, max_new_tokens, left_out) for side in sides]
+    sides = [_short_enough(side, policy, max_new_tokens, left_out) for side in sides]
     counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
     why = f"; left out: {counts}" if counts else ""
     if not all(sides):
@@ -98,6 +89,13 @@ def from_file(
     if why:
         output.warn(f"tasks.from_file, {description}.")
     return task_of(file.stem, sides, correct, description)
+
+
+def _share(rows: dict[str, Row], share: float) -> dict[str, Row]:
+    if not 0 < share < 1:
+        what, where = "held_out must be a share between 0 and 1", f"tasks.from_file(held_out={share})"
+        raise ConfigError(what, where=where, todo="write held_out=0.2, or name a second file")
+    return {key: row for key, row in rows.items() if _hash(key) < share * 2**32}
 
 
 def _hash(key: str) -> int:
@@ -158,9 +156,9 @@ def _check_columns(file: Path, rows: list[Row]) -> None:
             raise DatasetError(what, where=f"{file}; {str(error).splitlines()[0]}", todo=todo) from error
 
 
-def _short_enough(rows: list[Row], policy: Policy, max_new_tokens: int, left_out: Counter[str]) -> list[Row]:
-    limit = getattr(policy.model, "max_seq_length", None)
-    if limit is None or not rows:
+def _short_enough(rows: list[Row], policy: Policy | None, max_new_tokens: int, left_out: Counter[str]) -> list[Row]:
+    limit = getattr(policy and policy.model, "max_seq_length", None)
+    if policy is None or limit is None or not rows:
         return rows
     ids = policy.tokenize([row["prompt"] for row in rows])
     kept = [row for row, prompt in zip(rows, ids, strict=True) if len(prompt) + max_new_tokens <= limit]

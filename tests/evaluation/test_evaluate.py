@@ -204,8 +204,8 @@ def test_with_room_what_was_cut_goes_on_from_where_it_stopped(task, policy):
     assert re.search(r"\n  with room  +0\.\d+ \[.*Wilson\), 2 times the length, \d+% cut\n", str(cut))
     assert whole.accuracy_with_room is None
     assert "room" not in str(whole)
-    said = compare(cut, cut).headline
-    assert "accuracy with room +0.000" in said
+    assert "accuracy with room +0.000" in compare(cut, cut).headline
+    assert compare(cut, evaluate(policy, task, max_new_tokens=16)).accuracy_change.value == 0, "room only adds"
     assert compare(replace(cut, settings={}), replace(whole, settings={})).accuracy_with_room_change is None
     with pytest.raises(ConfigError, match="differ in room"):
         compare(cut, replace(cut, settings={**cut.settings, "room": 4}))
