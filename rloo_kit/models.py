@@ -115,7 +115,7 @@ class Checkpoint:
 
     def __str__(self) -> str:
         size = f"{self.parameters / 1e9:.2f} B parameters, {self.layers} layers, {self.kv_heads} KV heads"
-        return f"{self.name}: {size}, thinks {self.thinks}"
+        return f"{self.name}: {size}, thinking: {'optional' if self.thinks == 'by choice' else self.thinks}"
 
 
 APACHE = "apache-2.0"

@@ -10,8 +10,8 @@ from rloo_kit.memory.policy_tensors import Model
 
 # Assumed for the slow case; large models were trained at 21 to 46 % of peak (Chowdhery et al. 2022, PaLM).
 BANDWIDTH_SHARE, PEAK_SHARE = 0.5, 0.3
-# Per kernel, at best and in the slow case; published figures are 5 to 20 microseconds.  The one step that was timed
-# (Qwen3-4B's shape on an H100) took as long as the estimate with 13 microseconds.
+# Per kernel, at best and in the slow case; published figures are 5 to 20 microseconds.  By these the one step that was
+# timed (Qwen3-4B's shape on an H100; 3.8 and 5.0 s) takes 1.9 to 5.9 s.
 LAUNCH_SECONDS = (5e-6, 15e-6)
 DISK = (2e9, 0.15e9)  # bytes a second at which weights are read from a PCIe solid-state disk and from a hard disk
 

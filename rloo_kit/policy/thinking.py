@@ -84,7 +84,7 @@ def budget_of(tokenizer: PreTrainedTokenizerBase) -> Budget | None:
 def set_thinking(tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, thinking: bool | int) -> None:
     """Write the setting into the chat template; ConfigError if the checkpoint only ever does the opposite."""
     if (checkpoint.thinks, bool(thinking)) in (("always", False), ("never", True)):
-        others = "qwen3-1.7b thinks by choice" if thinking else "qwen3-4b-instruct answers at once"
+        others = "qwen3-1.7b is hybrid" if thinking else "qwen3-4b-instruct answers at once"
         where = f"load_policy({checkpoint.name!r}, thinking={thinking})"
         todo = f"leave thinking out, or load another checkpoint: {others}"
         raise ConfigError(f"this checkpoint {checkpoint.thinks} thinks", where=where, todo=todo)

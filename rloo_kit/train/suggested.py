@@ -98,7 +98,7 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
         "steps_per_generation": (sizes.steps_per_generation, f"completions are sampled {sampled}"),
         "max_completion_length": (sizes.max_completion_length, tokens_because),
         **{name: (value, evidence.source) for name, value in evidence.settings.items()},
-        "beta": (0.0, "a function checks the answer; 0 in every measured run"),
+        "beta": (0.0, "a function checks the answer; as in the measured runs"),
         "temperature": (checkpoint.temperature, GUESS if evidence.source == GUESS else "the checkpoint's"),
         "save_steps": (save, "four checkpoints a run"),
     } | {name: (value, "given") for name, value in given.items()}
@@ -141,7 +141,7 @@ def _completion(evidence: Evidence, policy: Any, answer: int, base: Plan) -> tup
     model, positions = getattr(policy, "model", None), base.model.checkpoint.positions
     room = (getattr(model, "max_seq_length", None) or positions) - base.settings.prompt_tokens
     longest = f"{answer} tokens for the longest answer, " if answer else ""
-    return min(work + answer, room), f"{longest}{work} before it: {why}"
+    return min(work + answer, room), f"{longest}{work} for the reasoning before it; {why}"
 
 
 def _smaller(base: Plan, given: Settings, tokens: int) -> Iterator[Plan]:

@@ -131,12 +131,12 @@ def notes_on(log: Log) -> Iterator[str]:
     step, mean = (log.error("reward", part) for part in (log[-1:], window))
     if not (0.0 < step < math.inf and 0.0 < mean < math.inf):
         return
-    yield f"chance alone moves a step's reward by +-{step:.3f}, the mean of {count} by +-{mean:.3f}"
+    yield f"chance alone moves a step's reward by +-{step:.3f} (a standard error), the mean of {count} by +-{mean:.3f}"
     best = earlier.highest("reward", count) if earlier else window
     fall = log.change("reward", best, window)
     if fall.sigmas <= -1.0:
         fell = f"reward fell {fall.before:.3f} ({best.steps}) -> {fall.after:.3f} ({window.steps})"
-        yield f"{fell}, {-fall.sigmas:.1f} standard errors; it is called a collapse from {COLLAPSE_SURE:.1f} on"
+        yield f"{fell}, {-fall.sigmas:.1f} standard errors; a collapse is {COLLAPSE_SURE:.1f} or more"
 
 
 # Standard errors for a two-sided test at 5 %, 1.96, and for a power of 80 %, 0.84: it finds four cases of five.
@@ -153,12 +153,12 @@ def _power(log: Log, held_out: int | None) -> Iterator[str]:
     if abs(rise.sigmas) >= 2.0 or log.height(after) >= GOOD:
         return
     least, counted = (TWO_SIDED + POWER) * rise.error, f"{before.completions:,} completions a third"
-    yield f"no sure rise: reward {rise}, first to last third; {counted} show a change from {least:.3f} on"
+    yield f"no sure rise: reward {rise}, first to last third; {counted} would show {least:.3f} or more"
     right = after.best("answer", after)
     accuracy = min(0.9, max(0.1, right[0] if right else log.height(after)))
     gains = ((n, smallest_gain(n, accuracy, ALIKE)) for n in ([held_out] if held_out else (200, 1000)))
-    limits = ", ".join(f"{n:,} held-out problems a gain from {gain:.2f} on" for n, gain in gains)
-    yield f"an evaluation shows, with {limits} (80 % power, problems paired)"
+    limits = ", ".join(f"{gain:.2f} or more with {n:,} held-out problems" for n, gain in gains)
+    yield f"an evaluation would show a gain of {limits} (80 % power, problems paired)"
 
 
 def smallest_gain(problems: int, accuracy: float = 0.5, alike: float = 0.0) -> float:

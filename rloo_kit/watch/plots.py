@@ -178,10 +178,10 @@ def draw(history: Sequence[Entry], known: Known | None = None, findings: Sequenc
         _draw_panel(axis, panel, log)
         for finding in findings or ():
             axis.axvspan(finding.first_step, finding.last_step, color=ORANGE, alpha=0.15, linewidth=0)
-    axes[-1].set_xlabel("step", fontsize=8, labelpad=1)
+    axes[-1].set_xlabel("step" + "; thin lines: logged steps" * (shown[0].window > 1), fontsize=8, labelpad=1)
     if findings is not None:
         names = "; ".join(f"{f.symptom} (steps {f.first_step}-{f.last_step})" for f in findings)
-        title = shortened(f"Found: {names}", 100) if names else "No symptom found"
+        title = shortened(f"Found, shaded: {names}", 100) if names else "No symptom found"
         figure.suptitle(title, x=0.01, ha="left", fontsize=9, color=RED if names else GREEN)
     return figure
 

@@ -58,6 +58,14 @@ def test_a_policy_of_one_weight_by_hand():
     assert step(ENDLESS, ENDLESS) == pytest.approx([kernels * each for each in duration.LAUNCH_SECONDS])
 
 
+def test_the_one_step_that_was_timed_is_within_its_range():
+    """benchmarks/results/gpu: 8 x 256 tokens on an H100 (3.35 TB/s, 989 TFLOP/s) took 3.8 and 5.0 s; docs/cards.md."""
+    own = SimpleNamespace(max_completion_length=256, **batch_sizes(8, 8, 8), num_generations=8)
+    of = rloo_kit.plan("qwen3-4b", own, "80GB", prompt_tokens=256)
+    low, high = duration.Seconds(of.model, of.settings, 3.35e12, 989e12, four_bit_rows=4).step()
+    assert (round(low, 1), round(high, 1)) == (1.9, 5.9)
+
+
 def planned(evaluate: dict[str, object] | None = None, eval_rows: int = 0, **config: object) -> rloo_kit.Plan:
     asked = SimpleNamespace(**config)
     return rloo_kit.plan("qwen3-4b", asked, "rtx 4070", evaluate=evaluate, eval_rows=eval_rows)  # type: ignore[arg-type]

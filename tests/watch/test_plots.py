@@ -67,7 +67,7 @@ def test_the_band_of_a_reward_models_scores_is_cut_nowhere():
 def test_what_was_found_stands_above_and_its_steps_are_shaded(picture):
     assert picture.get_suptitle() == "No symptom found"
     sick = plots.plot(read(file_of("KL explosion.ill")).entries)
-    assert sick.get_suptitle().startswith("Found: KL explosion (steps ")
+    assert sick.get_suptitle().startswith("Found, shaded: KL explosion (steps ")
     assert all(axis.patches for axis in sick.axes)
 
 
@@ -94,7 +94,7 @@ def test_the_picture_is_saved_with_the_run_or_where_it_is_asked_for(stopped_run,
     picture = Path(stopped_run.trainer.args.output_dir) / plots.PICTURE
     picture.unlink(missing_ok=True)
     figure = rloo_kit.plot(stopped_run.trainer)
-    assert figure.get_suptitle().startswith("Found: truncation")
+    assert figure.get_suptitle().startswith("Found, shaded: truncation")
     assert picture.read_bytes().startswith(b"\x89PNG")
     plots.plot([{"step": 1, "reward": 0.5}], "~/new/other.png")
     assert (tmp_path / "new" / "other.png").is_file()
