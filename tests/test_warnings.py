@@ -1,6 +1,5 @@
 """Every warning points at the user's line: the call in a notebook or a script, not a line of the kit or of TRL."""
 
-import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +9,7 @@ import pytest
 import trl
 
 import rloo_kit
-from rloo_kit.session import output
 
-ROOM = Path(rloo_kit.__file__).parent
 FEW = {"n_prompts": 1, "n_samples": 1, "max_new_tokens": 1, "n_train": 4, "n_held_out": 2}
 
 CALLS: dict[str, Callable[[Any, Any], object]] = {
@@ -29,8 +26,3 @@ def test_a_warning_is_given_once_and_stands_at_the_line_of_the_call(said, make_t
         CALLS[said](make_trainer, policy)
     ours = (__file__, str(Path(__file__).with_name("conftest.py")))  # make_trainer is defined in conftest.py
     assert [one.filename in ours for one in caught if said in str(one.message)] == [True]
-
-
-def test_no_room_counts_its_callers_by_hand():
-    own = [file for file in ROOM.rglob("*.py") if file != Path(output.__file__)]
-    assert [str(file) for file in own if re.search(r"warnings\.warn\(|stacklevel", file.read_text())] == []
