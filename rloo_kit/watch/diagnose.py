@@ -153,12 +153,12 @@ def _power(log: Log, held_out: int | None) -> Iterator[str]:
     if abs(rise.sigmas) >= 2.0 or log.height(after) >= GOOD:
         return
     least, counted = (TWO_SIDED + POWER) * rise.error, f"{before.completions:,} completions a third"
-    yield f"no sure rise: reward {rise}, first to last third; {counted} would show {least:.3f} or more"
+    yield f"no sure rise: reward {rise}, first to last third; {counted} could detect a change of {least:.3f}"
     right = after.best("answer", after)
     accuracy = min(0.9, max(0.1, right[0] if right else log.height(after)))
     gains = ((n, smallest_gain(n, accuracy, ALIKE)) for n in ([held_out] if held_out else (200, 1000)))
-    limits = ", ".join(f"{gain:.2f} or more with {n:,} held-out problems" for n, gain in gains)
-    yield f"an evaluation would show a gain of {limits} (80 % power, problems paired)"
+    limits = ", ".join(f"{gain:.2f} with {n:,} held-out problems" for n, gain in gains)
+    yield f"an evaluation could detect a gain of {limits} (80 % power, problems paired)"
 
 
 def smallest_gain(problems: int, accuracy: float = 0.5, alike: float = 0.0) -> float:
