@@ -1,7 +1,7 @@
 """Speed up frozen float32 linear layers on a CPU with AVX-512 through oneDNN.
 
-Works around: torch hands these products to MKL, which on an AMD EPYC takes about twice as long as oneDNN's AVX-512
-kernels (benchmarks/results/step_real.md).  oneDNN sums in another order, so results differ by rounding.
+Works around: torch hands these products to MKL, which on one AMD EPYC takes twice as long as oneDNN, on an Intel Xeon
+1.04 times (benchmarks/results/step_real*.md).  oneDNN sums in another order, so results differ by rounding.
 """
 
 from __future__ import annotations
