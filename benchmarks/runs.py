@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -232,9 +233,11 @@ def measured(name: str, wanted: Iterable[Spec], order: Callable[[Result], Any], 
 def described(results: Sequence[Result]) -> str:
     first, loads = results[0].machine, sorted(result.load for result in results)
     threads = f"{first['threads']} thread{'s' if first['threads'] != '1' else ''}"
+    runs_on = Counter(result.machine["cpu"] for result in results)
+    machines = "; ".join(f"{count} on {cpu}" for cpu, count in runs_on.most_common())
     return (
-        f"Device: {first['device']}, {threads} (the machine: {first['cpu']}; load average of a run's last minute "
-        f"{loads[0]:.1f} to {loads[-1]:.1f}, the run itself included). Versions: {first['versions']}."
+        f"Device: {first['device']}, {threads} (runs: {machines}; load average of a run's last minute {loads[0]:.1f} "
+        f"to {loads[-1]:.1f}, the run itself included). Versions: {first['versions']}."
     )
 
 

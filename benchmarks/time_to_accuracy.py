@@ -116,28 +116,33 @@ def given(run: Result) -> Reached:
     return Reached(last.tokens, last.spent.cpu_seconds)
 
 
+def pairs(runs: Runs, setting: str, same_cpu: bool) -> list[tuple[Result, Result]]:
+    """Return the first setting's run and this one's of each seed that both have; if ``same_cpu``, only if on one."""
+    first, own = runs[next(iter(runs))], runs[setting]
+    both = [(first[seed], own[seed]) for seed in sorted(set(first) & set(own))]
+    return [(base, run) for base, run in both if not same_cpu or base.machine["cpu"] == run.machine["cpu"]]
+
+
 def ratios(runs: Runs, setting: str, target: float, figure: str) -> list[float]:
-    """Return a setting's figure at a target over the first setting's, for each seed that both have.
+    """Return a setting's figure at a target over the first setting's, for each pair of runs.
 
     If the first setting's run missed the target, it counts with what it was given, and the ratio is an upper bound.
     If the other run missed it, the ratio is infinite.
     """
-    first, found = runs[next(iter(runs))], []
-    for seed in sorted(set(first) & set(runs[setting])):
-        base_run = reached(first[seed], target) or given(first[seed])
-        there = reached(runs[setting][seed], target)
-        found.append(getattr(there, figure) / getattr(base_run, figure) if there else math.inf)
+    found = []
+    for base, run in pairs(runs, setting, same_cpu=figure == "cpu_seconds"):
+        there, base_there = reached(run, target), reached(base, target) or given(base)
+        found.append(getattr(there, figure) / getattr(base_there, figure) if there else math.inf)
     return found
 
 
-def step_ratios(runs: Runs, setting: str, clock: str) -> list[float]:
-    """Return a setting's mean time per generated token over the first setting's, seed by seed."""
-    first = runs[next(iter(runs))]
+def step_ratios(runs: Runs, setting: str) -> list[float]:
+    """Return a setting's CPU time per generated token over the first setting's, for each pair of runs on one CPU."""
 
     def cost(run: Result) -> float:
-        return sum(run.seconds(clock)) / run.tokens
+        return sum(run.seconds("cpu_seconds")) / run.tokens
 
-    return [cost(runs[setting][seed]) / cost(first[seed]) for seed in sorted(set(first) & set(runs[setting]))]
+    return [cost(run) / cost(base) for base, run in pairs(runs, setting, same_cpu=True)]
 
 
 def geometric_mean(values: Sequence[float]) -> Interval:
@@ -161,7 +166,8 @@ def report(everything: Sequence[Result], command: str) -> str:
         "clock, linear between evaluations.",
         settings_table(runs),
         f"Geometric means over seeds; ratios to {first} on the same seed, [95 %, Student's t over seeds, of the "
-        f"logarithms]. A run ends at {spec.target}, after {spec.steps} updates or more, or at {spec.most} tokens. "
+        "logarithms], of CPU seconds only where both runs were on one kind of CPU. "
+        f"A run ends at {spec.target}, after {spec.steps} updates or more, or at {spec.most} tokens. "
         f"Missed: runs that did not get there. Of {first} they count with what they were given, so the others' ratios "
         "are at most what is said; for a setting that missed the ratio is the median of all its seeds, a missed one "
         "infinite [95 %, order statistics], and the tokens are the mean of the runs that got there.",
@@ -200,7 +206,7 @@ def _setting_row(runs: Runs, setting: str) -> list[str]:
     ratio = seconds = seconds_a_token = "1"
     if setting != next(iter(runs)):
         ratio, seconds = (spelled(ratios(runs, setting, spec.target, figure)) for figure in ("tokens", "cpu_seconds"))
-        seconds_a_token = spelled(step_ratios(runs, setting, "cpu_seconds"))
+        seconds_a_token = spelled(step_ratios(runs, setting))
     return [
         setting,
         f"{spec.prompts_per_step} x {spec.num_generations}",

@@ -104,6 +104,9 @@ class TestTimeToAccuracy:
         # Seeds differ by a factor of 3, settings by a factor of 2 on each seed.
         fast, slow = [(0, 0.5), (3, 0.9)], [(0, 0.5), (9, 0.9)]
         found = [run_of("stock", both, seed, tokens=200) for seed, both in enumerate((fast, slow, slow))]
-        runs = by_setting([*found, run_of("kit", fast, 0), run_of("kit", slow, 1)])
+        own = [run_of("kit", fast, 0), run_of("kit", slow, 1)]
+        runs = by_setting([*found, *own])
         assert time_to_accuracy.ratios(runs, "kit", 0.85, "tokens") == pytest.approx([0.5, 0.5])
-        assert time_to_accuracy.step_ratios(runs, "kit", "cpu_seconds") == pytest.approx([2, 2])
+        assert time_to_accuracy.step_ratios(runs, "kit") == pytest.approx([2, 2])
+        elsewhere = by_setting([*found, own[0], dataclasses.replace(own[1], machine={"cpu": "another"})])
+        assert time_to_accuracy.step_ratios(elsewhere, "kit") == pytest.approx([2]), "CPU time is compared on one CPU"
