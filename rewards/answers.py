@@ -47,6 +47,7 @@ def instruction(form: str) -> str:
 LONGEST = 20_000  # characters read, from the end of the text
 MOST = 20  # a text with more distinct boxes states no answer
 _BOX, _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{"), re.compile(r"(?<!\\)[{}]")
+_WITHOUT_BRACES = re.compile(r"\\boxed\s+(-?\d[\d.,/]*)(?<![.,/])")
 _LINE = re.compile(r"(?<!#)####(?!#)[ \t*]*\n?([^\n]*)")
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
 
@@ -255,7 +256,7 @@ def gold_text(gold: str) -> str:
     """Return the answer in a gold solution: the text after "####", or the last box, else all of it."""
     if "####" in gold:
         return gold.rsplit("####", 1)[1].strip()
-    in_text = boxes(gold)
+    in_text = boxes(_WITHOUT_BRACES.sub(r"\\boxed{\1}", gold))
     return in_text[-1][2] if in_text else gold.strip()
 
 

@@ -124,17 +124,22 @@ def gated(by: Reward, reward: Reward, *, above: float = 0.0, otherwise: float = 
     return whole
 
 
-def _linear(score: float | None, scale: float, offset: float, low: float, high: float) -> float | None:
-    return None if score is None else min(max(scale * score + offset, low), high)
+def _linear(
+    score: float, scale: float = 1.0, offset: float = 0.0, low: float = -math.inf, high: float = math.inf
+) -> float:
+    return min(max(scale * score + offset, low), high)
 
 
-def _change(whole: Wrapped, kwargs: Mapping[str, Any], line: Sequence[float]) -> Scores:
-    return [_linear(score, *line) for score in call_reward(whole.rewards[0], **kwargs)]
+def _change(whole: Wrapped, kwargs: Mapping[str, Any], **line: float) -> Scores:
+    # Of any magnitude: these two are what brings a reward within bounds.
+    scores = call_reward(whole.rewards[0], None, **kwargs)
+    return [None if score is None else _linear(score, **line) for score in scores]
 
 
-def _changed(name: str, reward: Reward, *line: float) -> Reward:
-    whole = _Composed(_change, name, reward, line=line)
-    whole.right = _linear(whole.right, *line) if line[0] > 0 else None
+def _changed(name: str, reward: Reward, **line: float) -> Reward:
+    whole = _Composed(_change, name, reward, **line)
+    keeps_order = line.get("scale", 1.0) > 0
+    whole.right = _linear(whole.right, **line) if keeps_order and whole.right is not None else None
     return whole
 
 
@@ -148,7 +153,7 @@ def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
     """
     if not low < high:
         raise invalid("low must be below high", f"clipped(low={low}, high={high})", "swap or change them")
-    return _changed(f"clipped({reward_name(reward)})", reward, 1.0, 0.0, float(low), float(high))
+    return _changed(f"clipped({reward_name(reward)})", reward, low=float(low), high=float(high))
 
 
 @recorded()
@@ -162,7 +167,7 @@ def scaled(reward: Reward, scale: float, offset: float = 0.0) -> Reward:
     if not (math.isfinite(scale) and math.isfinite(offset)):
         raise invalid("scale and offset must be finite", f"scaled({scale}, {offset})", "pass two numbers")
     name = f"{scale:g}*{reward_name(reward)}" + (f"{offset:+g}" if offset else "")
-    return _changed(name, reward, float(scale), float(offset), -math.inf, math.inf)
+    return _changed(name, reward, scale=float(scale), offset=float(offset))
 
 
 def _only(whole: Wrapped, kwargs: Mapping[str, Any], wanted: Mapping[str, tuple[Any, ...]]) -> Scores:

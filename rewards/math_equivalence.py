@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from rewards.errors import RewardCallError
+from rewards.numbers import Number, to_number
 
 Pair = tuple[str, str]
 
@@ -53,8 +54,12 @@ def pair(value: str, gold: str) -> Pair | None:
     formulas = list(_DOLLARS.finditer(value))
     if len(formulas) == 1 and not re.search(r"[\d\\]", value.replace(formulas[0][0], "")):
         value = next(filter(None, formulas[0].groups()))
-    gold = _MEMBER.sub("", _bare(gold))
-    value = _in_the_golds_shape(_bare(value), gold)
+    gold, value = _bare(gold), _bare(value)
+    unit, golds_unit = _unit(value), _unit(gold)
+    if unit is None or (golds_unit and not unit.same(golds_unit)):
+        return None
+    gold = _MEMBER.sub("", _TEXT_AFTER.sub("", gold))
+    value = _in_the_golds_shape(_TEXT_AFTER.sub("", value), gold)
     if gold and re.sub(r"\s", "", value) == re.sub(r"\s", "", gold):
         return gold, gold
     bases = set(_BASE.findall(value))
@@ -81,9 +86,16 @@ def _bare(text: str) -> str:
     text = re.sub(r"\\(?:left|right|displaystyle|,|;|:|quad)(?![a-z])|\$", " ", text).strip(" .*\n`।。")
     text = re.sub(r"^\\(?:text|boxed|fbox)\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", r"\1", text)
     text = re.sub(r"^\\[\[(]|\\[\])]$", "", text).strip(" .*\n`।。")
-    text = _TEXT_AFTER.sub("", text)
+    text = re.sub(r"\\mathrm\s*\{\s*([ei])\s*\}", r"\1", text)
     text = re.sub(r"\\varnothing|\\\{ ?\\\}", r"\\emptyset", text).replace(r"\ge ", r"\geq ")
     return re.sub(r"\s+", " ", text)
+
+
+def _unit(text: str) -> Number | None:
+    """Return 1 of the unit that the text ends with, if any; None if it ends with other words, such as "squared"."""
+    tail = _TEXT_AFTER.search(text)
+    one = to_number(f"1 {tail[0]}".replace(".", " ") if tail else "1", alone=True)  # sq. units
+    return one if one and one.value == 1 else None
 
 
 def _in_the_golds_shape(value: str, gold: str) -> str:
@@ -107,7 +119,7 @@ def equal_sides(value: str, gold: str) -> list[str]:
     """Return the other sides of an answer's equation that must equal the gold answer: all but names such as f(x)."""
     if "=" in gold or "," in value or _INEQUALITY.search(value):
         return []
-    *sides, last = _bare(value).split("=")
+    *sides, last = _TEXT_AFTER.sub("", _bare(value)).split("=")
     unknown = _letters(last)
     return [side for side in sides if _letters(side) <= unknown and not _NAME.match(side + "=")]
 

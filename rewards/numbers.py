@@ -127,10 +127,11 @@ _SCALES = {
     "millionen": 10**6, "millones": 10**6, "milliarden": 10**9, "тыс": 10**3, "млн": 10**6, "млрд": 10**9,
     "千": 10**3, "万": 10**4, "萬": 10**4, "만": 10**4, "亿": 10**8, "億": 10**8, "억": 10**8,
 }  # fmt: skip
+_KILO = re.compile("千[米克瓦卡赫伏]")
 _MONEY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee", "¢": "cent"}
 _MONEY |= {"usd": "dollar", "eur": "euro"}
 _MULTIPLES = (7, 10, 12, 24, 60, 100, 1000, 1440, 3600)
-_LETTERS = "mgshlcdtLVNJWACFKHT"  # units of one letter; any other letter is an unknown
+_LETTERS = "mgshlcdtLVNJWACFKHTM"  # units of one letter; any other letter is an unknown
 
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:[, \u00a0\u2009\u202f'’_]\d{3})+(?![\d,'])")
 # A decimal comma; before three digits a comma separates thousands.
@@ -139,12 +140,12 @@ _MIXED = re.compile(r"(?<![\d./,])(\d{1,99})\s+(\d{1,99})/(\d{1,99})(?![\d./])")
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9_.\\])(?P<sign>[-+]\s?)?(?P<digits>\d+(?:\.\d+)?|\.\d+)"
     r"(?:[eE](?P<e>[-+]?\d+)|\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*(?P<braced>[-+]?\d+)\s*\}|(?P<power>[-+]?\d+)))?"
-    r"(?:\s*/\s*(?P<below>\d+(?:\.\d+)?))?(?P<percent>\s*\\?%|\s*per ?cent\b)?"
+    r"(?:\s*/\s*(?P<below>-?\d+(?:\.\d+)?))?(?P<percent>\s*\\?%|\s*per ?cent\b)?"
 )
 # Directly before a number, these words change it or deny it: "more than 42", "half of 42".
 _BEFORE = re.compile(
     r"\b(?:not|no|never|but|except|than|least|most|over|under|above|below|between|either|or|twice|double|half|of (?=$)"
-    r"|root|squared?|minus|plus|times|up to|if|step|part|problem|question)"
+    r"|root|sqrt|ln|log|sin|cos|tan|squared?|minus|moins|menos|минус|plus|times|up to|if|step|part|problem|question)"
     r"\s*(?:of\s*)?(?:the\s*|an?\s*|\W)*$|n['’]t\s*$",
     re.IGNORECASE,
 )
@@ -157,7 +158,7 @@ _AFTER = re.compile(
 )
 # Text before the number that is a number in words, which may contradict it.
 _IN_WORDS = re.compile(
-    r"(?:\W*(?:minus|negative|hundred|thousand|and|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
+    r"(?:\W*(?:minus|negative|hundred|thousand|million|billion|and|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
     r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b)+\W*",
     re.IGNORECASE,
 )
@@ -165,10 +166,10 @@ _WORD_AFTER = re.compile(
     r"\s*\(\s*(?!(?:not?|wrong|incorrect|false)\b)([^\W\d_]{2,}|[^\W\d_]+\s*/\s*[^\W\d_]+)\s*\)$", re.IGNORECASE
 )
 _OPERATOR = re.compile(
-    r"[+*/^_=|{}()\[\]±!<>≠~\d:?]|\\(?![$%])[A-Za-z]*|[;&]|-\s*[A-Za-z](?![\w-])|\b(?:or|squared|cubed|factorial|halves)\b"
+    r"[+*/^_=|{}()\[\]±!<>≠~\d:?]|\\(?![$%])[A-Za-z]*|[;&‰]|-\s*[A-Za-z](?![\w-])|\b(?:or|squared|cubed|factorial|halves|thirds|tenths|pi)\b"
 )
 _UNIT = re.compile(
-    r"\s*(?:(?P<degree>°\s?[CFK]?)|(?!(?:is|are|was|were|has|have|had|will|squared|cubed|factorial|halves)\b)"
+    r"\s*(?:(?P<degree>°\s?[CFK]?)|(?!(?:is|are|was|were|has|have|had|will|squared|cubed|factorial|halves|thirds|tenths|pi)\b)"
     r"(?P<unit>[^\W\d_]+)(?P<rest>(?:\s*/\s*|\s+per\s+|\s+)(?:[^\W\d_]+)(?:(?:\s+per)?\s+[^\W\d_]+)?)?"
     r"(?:\s*\^\s*\{?\s*(?P<power>-?[1-3])\s*\}?)?)"
 )
@@ -188,7 +189,7 @@ def to_number(text: str, *, decimal_comma: bool = False, alone: bool = False) ->
     if len(text) > LONGEST:
         return None
     text = plain(text).rstrip(" \n*.,;。，।").lstrip(" \n*,;")
-    text = re.sub(r"(?i)^(?:negative|minus)\s+(?=\$?\d)", "-", text)
+    text = re.sub(r"(?i)^(?:(?:negative|minus|moins|menos|минус)\s+|[负負]\s?|マイナス)(?=\$?\d)", "-", text)
     text = re.sub(r"^\\approx\b|\bUS(?=\s?\\?\$)", "", _WORD_AFTER.sub(r" \1", text)).lstrip()
     if decimal_comma:
         text = _COMMA.sub(lambda m: m[1].replace(".", "") + "." + m[2], text)
@@ -251,14 +252,15 @@ def _with_unit(value: Fraction, percent: bool, unit: re.Match[str] | None, curre
         return Number(value, percent, currency)
     if unit["degree"]:
         return Number(value, unit="degree" + unit["degree"][1:].strip().lower())
-    word = unit["unit"]
-    low, sign = word.lower(), "" if word[0].isascii() else word[0]  # 42万元 has the scale 万
-    for name in (word, low, low.removesuffix("s"), sign):
+    word, rest = unit["unit"], unit["rest"] or ""
+    low, sign = word.lower(), "" if word[0].isascii() or _KILO.match(word) else word[0]  # 42万元 has the scale 万
+    kelvin_or_molar = word in ("K", "M") and unit[0][0].isspace() and not (currency or rest)
+    for name in () if kelvin_or_molar else (word, low, low.removesuffix("s"), sign):
         if name in _SCALES:
-            return Number(value * _SCALES[name], unit=currency)
+            return None if _IN_WORDS.fullmatch(rest) else Number(value * _SCALES[name], unit=currency)
     if word.isascii() and len(word) == 1 and word not in _LETTERS:
         return None  # an unknown, as in 3 x
-    return Number(value, unit=currency or _unit_name(word, unit["rest"] or "", unit["power"] or ""))
+    return Number(value, unit=currency or _unit_name(word, rest, unit["power"] or ""))
 
 
 def _unit_name(word: str, rest: str, power: str) -> str:

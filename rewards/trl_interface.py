@@ -185,7 +185,7 @@ def guarded(reward: Reward, *, limit: float = LIMIT, columns: Iterable[str] | No
     Where: reward 'reward', sample 1, value inf.
     What to do: return a finite number, or None for a sample the reward does not apply to.
     """
-    if isinstance(reward, _Guarded):
+    if isinstance(reward, _Guarded) and limit in (LIMIT, reward.limit):
         return reward
     check_signature(reward, columns)
     if not limit > 0:
@@ -223,11 +223,12 @@ class _AsyncGuarded(_Guarded):
         return checked_scores(returned, count_of(kwargs), name=self.__name__, limit=self.limit)
 
 
-def call_reward(reward: Reward, **kwargs: Any) -> Scores:
-    """Call a reward, awaiting it if it is ``async``, and check what it returns as ``guarded`` does."""
+def call_reward(reward: Reward, limit: float | None = LIMIT, /, **kwargs: Any) -> Scores:
+    """Call a reward, awaiting it if it is ``async``, and check what it returns as ``guarded`` does; a limit of None
+    lets any magnitude pass, also an infinite one."""
     returned = reward(**kwargs)
     returned = _awaited(returned) if inspect.isawaitable(returned) else returned
-    return checked_scores(returned, count_of(kwargs), name=reward_name(reward))
+    return checked_scores(returned, count_of(kwargs), name=reward_name(reward), limit=limit)
 
 
 # One event loop serves all of a process's calls, since a judge's semaphores and clients belong to the loop that first
@@ -259,7 +260,7 @@ def _awaited(awaitable: Awaitable[Any]) -> Any:
         future.cancel()  # if the wait was interrupted
 
 
-def checked_scores(returned: Any, count: int | None, *, name: str, limit: float = LIMIT) -> Scores:
+def checked_scores(returned: Any, count: int | None, *, name: str, limit: float | None = LIMIT) -> Scores:
     values = returned.tolist() if hasattr(returned, "tolist") else returned  # numpy, torch and pandas
     if isinstance(values, (str, bytes, set, frozenset, Mapping)) or not isinstance(values, Iterable):
         todo = "return a list with one number per completion"
@@ -279,7 +280,7 @@ def checked_scores(returned: Any, count: int | None, *, name: str, limit: float 
     return [as_score(value, index, name, limit) for index, value in enumerate(scores)]
 
 
-def as_score(value: Any, index: int, name: str, limit: float = LIMIT) -> float | None:
+def as_score(value: Any, index: int, name: str, limit: float | None = LIMIT) -> float | None:
     if value is None:
         return None
     number = value.item() if getattr(value, "ndim", None) == 0 else value  # numpy or torch
@@ -289,9 +290,9 @@ def as_score(value: Any, index: int, name: str, limit: float = LIMIT) -> float |
         todo = "return a flat list of floats; take the parts of a nested one apart"
     elif number != number:
         what = "A reward must be finite, and this one is NaN, which TRL would read as None"
-    elif abs(number) == math.inf:
+    elif limit is not None and abs(number) == math.inf:
         what = f"A reward must be finite, and this one is {number}"
-    elif abs(number) > limit:  # type: ignore[operator]
+    elif limit is not None and abs(number) > limit:  # type: ignore[operator]
         what = f"A reward's magnitude must not exceed {limit:g}"
         todo = "scale it down (rewards.scaled, rewards.clipped), or raise guarded(limit=...)"
     else:

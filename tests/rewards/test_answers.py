@@ -122,8 +122,8 @@ def test_after_a_tool_call_the_last_message_is_the_answer_also_where_a_parser_mo
 def test_no_gold_answer_means_none():
     golds = ["42", None, "", float("nan"), "a word"]
     assert answer_reward()(completions=["42"] * 5, answer=golds) == [1.0, None, None, None, None]
-    whole = ["48 / 2 = 24, 48 + 24 = 72.\n#### 72", r"Therefore \boxed{72}.", 72]
-    assert answer_reward()(completions=["72"] * 3, answer=whole) == [1.0, 1.0, 1.0], "a whole solution"
+    whole = ["48 / 2 = 24, 48 + 24 = 72.\n#### 72", r"Therefore \boxed{72}.", r"Thus $n = \boxed 72$.", 72]
+    assert answer_reward()(completions=["72"] * 4, answer=whole) == [1.0] * 4, "a whole solution"
 
 
 def test_of_several_gold_answers_any_is_right():

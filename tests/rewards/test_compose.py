@@ -35,6 +35,8 @@ TABLE = {
     "a gate higher up": (lambda: gated(by=B, reward=A, above=3.0), [0.0, 0.0, None], "a if b"),
     "clipped": (lambda: clipped(B, 0.0, 3.0), [2.0, 3.0, None], "clipped(b)"),
     "scaled": (lambda: scaled(C, 2.0, 1.0), [None, -5.0, 11.0], "2*c+1"),
+    "clipped, of any magnitude": (lambda: clipped(Scores("d", {"x": 5e6, "y": -float("inf"), "z": None})),
+                                  [1.0, -1.0, None], "clipped(d)"),
     "nested": (lambda: clipped(weighted([A, gated(by=A, reward=B)]), 0, 2), [2.0, 0.0, None],
                "clipped(1*a+1*b if a)"),
 }  # fmt: skip

@@ -186,6 +186,8 @@ def test_an_interruption_ends_the_wait_and_what_was_waited_for(interruptible):
 
 def test_a_guard_keeps_the_name_pickles_is_not_guarded_again_and_has_a_limit():
     assert guarded(Returns([1e7]), limit=1e8)(completions=["a"]) == [1e7]
+    with pytest.raises(rewards.RewardValueError, match="must not exceed 10"):
+        guarded(guarded(Returns([100.0])), limit=10)(completions=["a"])
     with pytest.raises(ValueError, match="limit must be positive"):
         guarded(Returns([2.0]), limit=0)
     guard = pickle.loads(pickle.dumps(guarded(Returns([1.0]))))
