@@ -20,7 +20,7 @@ from rloo_kit.watch.read_run import Source, read_run
 from rloo_kit.watch.statistics import ALIKE, MEMORY, WINDOW, ZERO_VARIANCE, Log, column, term
 from rloo_kit.watch.symptoms import COLLAPSE_SURE, GOOD, Episodes, Finding
 
-FEW_STEPS = 10  # most rules need two windows of entries, and cannot fire earlier
+FEW_STEPS = 10  # entries below which a report without findings says so
 FIGURES = (
     *("reward", "reward_std", "zero_variance_groups", "frac_reward_zero_std", "kl", "entropy"),
     *("completions/mean_length", "completions/clipped_ratio", "grad_norm"),
@@ -144,12 +144,15 @@ TWO_SIDED, POWER = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(0.8)
 
 
 def _power(log: Log, held_out: int | None) -> Iterator[str]:
-    """If the reward has not surely changed, say how small a gain the run and its held-out problems would show."""
+    """Say if the reward surely fell; if it did not surely change, how small a gain the run and its held-out problems
+    would show."""
     third = max(1, len(log) // 3)
     before, after = log[:third], log[-third:]
     rise = log.change("reward", before, after)
     if len(log) < FEW_STEPS or not 0.0 < rise.error < math.inf:
         return
+    if rise.sigmas <= -2.0:
+        yield f"the reward fell: {rise}, first to last third"
     if abs(rise.sigmas) >= 2.0 or log.height(after) >= GOOD:
         return
     least, counted = (TWO_SIDED + POWER) * rise.error, f"{before.completions:,} completions a third"

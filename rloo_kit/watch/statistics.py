@@ -137,8 +137,8 @@ class Known:
         return cls(completions or max(COMPLETIONS, 2 * groups), groups, judges=judges or {})
 
     @property
-    def alike(self) -> float:
-        """The design effect: how many completions of a prompt count as one independent completion."""
+    def design_effect(self) -> float:
+        """How many completions count as one independent completion; see :data:`ALIKE`."""
         return 1 + (self.completions / self.groups - 1) * ALIKE
 
 
@@ -152,13 +152,18 @@ def _completions_of(entries: Sequence[Entry]) -> int | None:
         mean, spread = column(entries, reward), column(entries, _spread_name(reward))
         paid = (mean > 0.0) & (spread > 0.0)
         mean, ratio = mean[paid], spread[paid] ** 2 / mean[paid]
-        if np.unique(mean.round(9)).size < 3:
-            continue
-        slope, start = np.polyfit(mean, ratio, 1)
-        count = round(slope / (slope + 1)) if slope < -1.0 else 0
-        if count > 1 and np.allclose(ratio, start + slope * mean, rtol=0.0, atol=1e-3 * abs(start) / count):
+        slope, _ = _exact_line(mean, ratio) or (0.0, 0.0)
+        if slope < -1.0 and (count := round(slope / (slope + 1))) > 1:
             return count
     return None
+
+
+def _exact_line(x: Figures, y: Figures) -> tuple[float, float] | None:
+    """Return slope and start of the line that goes through all points, or None."""
+    if np.unique(x.round(9)).size < 3:
+        return None
+    slope, start = np.polyfit(x, y, 1)
+    return (slope, start) if np.allclose(y, start + slope * x, rtol=0.0, atol=1e-4 * abs(y).max()) else None
 
 
 class Change(NamedTuple):
@@ -210,8 +215,8 @@ class Log:
 
     @property
     def independent(self) -> float:
-        """How many independent completions the completions of these entries are worth; see :data:`ALIKE`."""
-        return self.completions / self.known.alike
+        """How many independent completions the completions of these entries are worth."""
+        return self.completions / self.known.design_effect
 
     @property
     def groups(self) -> int:
@@ -246,7 +251,7 @@ class Log:
         If n completions count as n / a independent ones, (n - a) / (n - 1) of the variance is within their batch.
         """
         size = self.known.completions / self.known.batches
-        whole = math.sqrt((size - 1) / (size - self.known.alike))
+        whole = math.sqrt((size - 1) / (size - self.known.design_effect))
         spread = whole * np.nan_to_num(max(window.spread(metric), self[-MEMORY:].spread(metric)))
         jumps = np.abs(np.diff(self[-LONG:].values(metric)))
         noise = 1.4826 * float(np.median(jumps)) / math.sqrt(2) if jumps.size else 0.0
@@ -293,18 +298,25 @@ class Log:
                 shares.append((window.share_paid(term(name)), name))
         return max(shares, default=None)
 
+    def moments(self, reward: str) -> tuple[Figures, Figures]:
+        """E[r] and E[r^2] of each entry that has both."""
+        mean, spread = (column(self.entries, metric) for metric in (reward, _spread_name(reward)))
+        part = 1 - self.known.batches / self.known.completions  # TRL's spread is the sample's, with n - 1
+        square = mean**2 + part * spread**2
+        return mean[~np.isnan(square)], square[~np.isnan(square)]
+
     def share_paid(self, reward: str) -> float:
-        """Share p of completions that are paid by a reward of 0 or some c: its mean is p c, variance p (1 - p) c^2."""
-        mean, spread = self.mean(reward), self.spread(reward)
-        return round(mean**2 / (mean**2 + spread**2), 6) if mean else 0.0
+        """Share p of completions that are paid by a reward of 0 or some c, whose E[r] is p c, and E[r^2] p c^2."""
+        mean, square = self.moments(reward)
+        if not square.any():
+            return 0.0 if square.size else math.nan
+        return round(mean.mean() ** 2 / square.mean(), 6)
 
     def largest(self, reward: str) -> Figures:
         """E[r^2] / E[r] of each entry with a positive mean: for a reward that is not negative, never above its largest
         value, and equal to it if the reward is all or nothing."""
-        mean, spread = (column(self.entries, metric) for metric in (reward, _spread_name(reward)))
-        part = 1 - self.known.batches / self.known.completions  # TRL's spread is the sample's, with n - 1
-        paid = (mean > 0.0) & ~np.isnan(spread)
-        return mean[paid] + part * spread[paid] ** 2 / mean[paid]
+        mean, square = self.moments(reward)
+        return square[mean > 0.0] / mean[mean > 0.0]
 
     def is_steady(self, reward: str) -> bool:
         """Whether a reward is taken to be 0 or one value; true also if it never paid."""
@@ -312,7 +324,14 @@ class Log:
         return not largest.size or bool(largest.max() <= STEADY * largest.min())
 
     def range(self) -> tuple[float, float]:
-        """The lowest and the highest reward that a completion can get: 0 and 1 unless the log shows otherwise."""
+        """The lowest and the highest reward that a completion can get: 0 and 1 unless the log shows otherwise.
+
+        A reward of two values has E[r^2] = (low + high) E[r] - low high: a line over the entries.
+        """
+        if line := _exact_line(*self.moments("reward")):
+            middle, width = line[0] / 2, math.sqrt(max(0.0, line[0] ** 2 / 4 + line[1]))
+            if width > 0.0:
+                return middle - width, middle + width
         means = self.values("reward")
         low, high = means.min(initial=0.0), means.max(initial=1.0)
         return float(low), float(self.largest("reward").max(initial=high) if low == 0.0 else high)

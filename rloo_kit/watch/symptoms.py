@@ -35,6 +35,7 @@ QUIET = 5  # entries without the symptom after which an episode is over, and the
 GOOD = 2 / 3  # height of a reward in its range, from which on nothing needs to improve
 ALL_CUT = 0.9  # truncated share that alone explains why no completion is right
 LEAST = 40  # completions of a constant reward: a policy right once in ten gets all 40 wrong with a chance of 1 in 70
+WRECKED = 0.9  # of the first entry's reward that is lost, where that entry is the only one before the fall
 MARGIN = 0.15  # how far the share of zero-variance groups must exceed chance, since ALIKE is an assumption
 LIKELY = 1.5  # standard errors for high variance: fewer than SURE, since more completions do no harm
 FORMED = 0.8  # share of completions that have the form
@@ -156,11 +157,11 @@ def reward_collapse(log: Log, limit: float) -> Sign | None:
         if len(window) < FEW:
             continue
         earlier = recent[: -len(window)]
-        pairs = [(earlier.highest("reward", size), COLLAPSE_SURE)]
-        pairs += [(log[:1], SURE)] if len(earlier) <= WINDOW else []
-        for before, sure in pairs:
+        pairs = [(earlier.highest("reward", size), COLLAPSE_SURE, limit)]
+        pairs += [(log[:1], SURE, WRECKED)] if len(earlier) <= WINDOW else []
+        for before, sure, part in pairs:
             fall = log.change("reward", before, window)
-            lost = limit * max(fall.before - lowest, float(np.nan_to_num(before.spread("reward"))))
+            lost = part * max(fall.before - lowest, float(np.nan_to_num(before.spread("reward"))))
             if -fall.sigmas >= sure and fall.before - fall.after >= lost:
                 return Sign(window, f"reward {fall}, {before.steps} against {window.steps}")
     return None
@@ -320,7 +321,7 @@ def nothing_learned(log: Log, limit: float) -> Sign | None:
     if len(log) < PATIENCE or log.height(after) >= GOOD:
         return None
     rise = log.change("reward", before, after)
-    if rise.sigmas >= 2.0 or rise.after - rise.before + 2.0 * rise.error >= limit * before.spread("reward"):
+    if abs(rise.sigmas) >= 2.0 or rise.after - rise.before + 2.0 * rise.error >= limit * before.spread("reward"):
         return None
     if log.change("reward", log[:WINDOW], after).sigmas >= 2.0:  # most is learned early
         return None

@@ -45,6 +45,7 @@ def test_a_symptom_is_found_alone_with_its_setting(columns, symptom, setting):
 
 WELL = {
     "one bad step": {"reward": lambda step: 0.0 if step == 12 else 0.5 + 0.01 * step},
+    "a lucky first step": {"reward": from_step(2, 0.8, 0.27)},
     "a little below zero, by chance": {"kl": -0.005},
     "below zero, but no surer than noise": {"kl": lambda step: -0.03 + 0.2 * (-1) ** step},
     "certain because it is right": {"reward": 0.95, **CERTAIN},
@@ -70,6 +71,12 @@ def test_nothing_is_said_where_nothing_is_wrong(columns):
     entries = history(30, **columns)
     assert symptoms(entries) == []
     assert symptoms(entries, Known()) == [], "nor where the settings are not known"
+
+
+def test_a_run_whose_reward_surely_falls_is_not_told_to_raise_the_learning_rate():
+    entries = history(150, reward=lambda step: 0.6 - 0.0015 * step)
+    assert symptoms(entries) == []
+    assert any(note.startswith("the reward fell: 0.5") for note in rloo_kit.diagnose(entries).notes)
 
 
 def test_a_run_without_a_single_reward_is_read_and_one_with_some_is_read_by_those():

@@ -31,6 +31,16 @@ def test_how_good_a_policy_is_depends_on_what_its_reward_can_pay_and_on_its_righ
     assert replace(log, known=known).height() == pytest.approx(0.2, abs=0.02)
 
 
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, 1), (-1, 0), (0, 0.5)])
+def test_how_good_a_policy_is_does_not_depend_on_the_two_values_of_its_reward(low, high):
+    known, shares = Known(32, 4), (0.5, 0.75, 0.875)
+    spread = [(high - low) * math.sqrt(share * (1 - share) * 32 / 31) for share in shares]
+    entries = [
+        {"step": 1, "reward": low + (high - low) * p, "reward_std": s} for p, s in zip(shares, spread, strict=True)
+    ]
+    assert Log(entries, known).height() == pytest.approx(17 / 24)
+
+
 @pytest.mark.parametrize(
     ("entries", "groups"),
     [
