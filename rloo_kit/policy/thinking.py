@@ -31,9 +31,9 @@ BUDGET = re.compile(r"\{#- thinking_budget=(\d+) -#\}")
 class Budget:
     """A ``LogitsProcessor`` of transformers that closes a thought still open after ``tokens`` tokens.
 
-    Tokens are counted from <think> on, whether the prompt or the completion has it.  When the budget is spent, the
-    sampled process has one continuation, </think>, whatever the policy says.  So a </think> at that place is always
-    forced, even if the policy would have drawn it, and :meth:`forced` finds it from the ids alone.
+    Tokens are counted from the <think> that opened the thought, in the prompt or the completion.  When the budget is
+    spent, the sampled process has one continuation, </think>, whatever the policy says.  So a </think> at that place is
+    always forced, even if the policy would have drawn it, and :meth:`forced` finds it from the ids alone.
 
     The gradient of the process's expected reward has a term for each drawn token, and none for a forced one, whose
     probability is 1 under every policy: E[R sum over drawn t of grad log pi(o_t | o_<t)].  For the same reason a forced
@@ -45,11 +45,15 @@ class Budget:
 
     def full(self, ids: torch.Tensor) -> torch.Tensor:
         """Mark each of the ids (rows, tokens), prompts included, after which a thought is open and the budget spent."""
+        import torch
+
         place, ends = ids.new_ones(ids.shape).cumsum(1), ids == self.markers.close_id
         for eos_id in self.markers.eos_ids:
             ends |= ids == eos_id
-        opened = (place * (ids == self.markers.open_id)).cummax(1).values
-        return (opened > (place * ends).cummax(1).values) & (place - opened >= self.tokens)
+        ended, opens = (place * ends).cummax(1).values, place * (ids == self.markers.open_id)
+        before = torch.nn.functional.pad(opens.cummax(1).values[:, :-1], (1, 0))
+        opened = opens.masked_fill(before > ended, 0).cummax(1).values  # a <think> within a thought opens none
+        return (opened > ended) & (place - opened >= self.tokens)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores (rows, vocabulary) of the next token, which leave only </think> where the budget is spent."""

@@ -87,6 +87,11 @@ def check_together(args: trl.RLOOConfig, processes: int = 1) -> None:
         what = f"a generation batch of {rows} completions does not divide into groups of {k}"
         todo = f"make batch x accumulation x processes ({processes}) a multiple of {k}, such as {rows - rows % k + k}"
         _refuse(args, what, todo, "per_device_train_batch_size", "steps_per_generation", "num_generations")
+    by_parts = args.per_device_train_batch_size * processes * steps
+    if args.steps_per_generation and rows != by_parts:  # TRL computes one of them, once
+        what = f"a generation batch has {rows} completions, and its steps {by_parts}: one was set after args was made"
+        todo = "make the RLOOConfig anew with these settings"
+        _refuse(args, what, todo, "generation_batch_size", "per_device_train_batch_size", "steps_per_generation")
     if clip is not None and not clip[0] < clip[1]:
         what = "the range that rewards are clipped to is inverted or empty, so every reward would be the same"
         _refuse(args, what, ADVICE["reward_clip_range"], "reward_clip_range")

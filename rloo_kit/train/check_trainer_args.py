@@ -46,7 +46,8 @@ def completed(given: Arguments) -> Arguments:
     given["args"] = given.get("args") or config.RLOOConfig()
     _check_kinds(given)
     _check_model(given)
-    warned = isinstance(given["args"], config.RLOOConfig)  # warned when args was made
+    args = given["args"]
+    warned = isinstance(args, config.RLOOConfig) and args.given() == args._given  # warned when args was made
     args = given["args"] = config.check(given["args"])
     if isinstance(given["model"], torch.nn.Module):
         check_vllm(args, given["model"])

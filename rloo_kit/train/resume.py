@@ -14,6 +14,7 @@ from typing import Any
 from rloo_kit.errors import ConfigError, OutOfMemoryError, RunFolderError
 from rloo_kit.memory import out_of_memory
 from rloo_kit.memory.policy_tensors import is_lora, quantisation_tensors
+from rloo_kit.policy.thinking import setting_of
 from rloo_kit.redact import without_secrets
 from rloo_kit.session import output
 from rloo_kit.session.import_order import import_unsloth
@@ -284,7 +285,7 @@ class ResumableTrainer(checkpoints.SavingTrainer):
         """The settings that a generation batch was cut by; under others, a saved rest of it cannot be used."""
         names = ["num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"]
         names += ["steps_per_generation", "num_iterations", "world_size"]
-        return [getattr(self.args, name) for name in names]
+        return [*(getattr(self.args, name) for name in names), self.passes.reference]
 
     def _rollout_file(self, folder: str) -> Path:
         return Path(folder) / f"rollout_{self.accelerator.process_index}.pt"
@@ -330,7 +331,7 @@ def made_of(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> Made:
     settings = json.loads(json.dumps(without_secrets(values), default=lambda value: type(value).__name__))
     return {
         "version": VERSION,
-        "policy": policy_facts(trainer.model),
+        "policy": policy_facts(trainer.model, trainer.ref_model) | {"thinking": setting_of(trainer._tokenizer)},
         "dataset": list(of_data.values()),
         "rewards": [f"{name} x {weight:g}" for name, weight in weights],
         "settings": settings,
@@ -345,13 +346,14 @@ def scaling_of(folder: Path) -> dict[str, object]:
     return {name: config[name] for name in ("r", "lora_alpha", "use_rslora") if name in config}
 
 
-def policy_facts(model: torch.nn.Module) -> dict[str, object]:
-    """A policy's LoRA, and its frozen weights: how they were loaded, and a digest, rounded to bfloat16 so that float32
-    agrees.  The digest is empty if there are no frozen weights, or not all of them are in this process."""
+def policy_facts(model: torch.nn.Module, reference: torch.nn.Module | None = None) -> dict[str, object]:
+    """A policy's LoRA, and its frozen weights, or its reference's if all are trained: how they were loaded, and a
+    digest, rounded to bfloat16 so that float32 agrees; empty if there are none, or not all are in this process."""
     digest, parameters = hashlib.sha256(), list(model.named_parameters())
     packed = any(quantisation_tensors(p) for _, p in parameters)
     first = next(p for _, p in parameters if p.is_floating_point())
     frozen = [(n, p) for n, p in parameters if not p.requires_grad and not is_lora(n)]
+    frozen = frozen or list(reference.named_parameters() if reference is not None else ())
     complete = bool(frozen) and not any(p.is_meta or not p.numel() for _, p in frozen)
     for name, parameter in frozen if complete else ():
         digest.update(name.replace(".base_layer", "").encode())
@@ -382,7 +384,7 @@ def differences(now: Made, then: Made) -> tuple[list[str], list[str]]:
         for run in (now, then)
     )
     policy = {"bits", "optim", *LORA}
-    given = {"dataset", "rewards", *now["given"], *then["given"]} - policy
+    given = {"dataset", "rewards", "thinking", *now["given"], *then["given"]} - policy
     if mine["base_weights"] and its["base_weights"] and mine["loaded"] == its["loaded"]:
         policy.add("base_weights")
     elif mine["base_weights"] != its["base_weights"]:

@@ -96,7 +96,9 @@ class RLOOTrainer(RolloutTrainer):
         given = check_trainer_args.completed(given)
         settings = given["args"]
         self._asked = dict(given)
-        drop_reference(given["model"])
+        drop_reference(policy := given["model"])
+        if not isinstance(policy, str):  # from here on, an earlier trainer's head or reference may be another
+            policy.trainers_built = getattr(policy, "trainers_built", 0) + 1
         if settings.should_save:
             make_folder(settings.output_dir)
         self._estimator = find(settings.advantage_estimator)
@@ -108,7 +110,7 @@ class RLOOTrainer(RolloutTrainer):
         _ = self.folder  # resolved here: a reward may change the working directory later
         if self.beta == 0 or reference_is_base(self.model):
             drop_reference(self.model)  # TRL then uses the base, with the adapter switched off
-        self._number = self.model.trainers_built = getattr(self.model, "trainers_built", 0) + 1
+        self._number = self.model.trainers_built = getattr(self.model, "trainers_built", 1)
         self._max_seq_length = getattr(self.model, "max_seq_length", None)  # unsloth's models have one
         self._backbones = [module for module in self.model.modules() if hasattr(module, "embed_tokens")]
         rows, longest = data_checks.longest_prompts(self.train_dataset)

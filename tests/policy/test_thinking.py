@@ -112,9 +112,10 @@ OPEN, CLOSE, EOS = 151667, 151668, 151645
         ([1, OPEN, 10], [7, CLOSE, 8], [1]),
         ([1, OPEN, EOS, 1], [7, 7, 7, 7], []),
         ([1], [OPEN, 7, 7, CLOSE, OPEN, 7, 7, CLOSE], [3, 7]),
+        ([1], [OPEN, 7, OPEN, CLOSE, OPEN], [3]),
     ],
     ids=["of the completion", "closed before", "opened by the prompt", "which has a token of it",
-         "named in a user's turn", "each thought has its own"],
+         "named in a user's turn", "each thought has its own", "opened again within itself"],
 )  # fmt: skip
 def test_the_close_behind_a_full_thought_is_forced(prompt, completion, forced):
     found = Budget(2, rewards.QWEN3).forced(prompt, completion)

@@ -12,7 +12,7 @@ import unsloth
 
 import rloo_kit
 from rloo_kit import advantages
-from rloo_kit.errors import ArgumentError
+from rloo_kit.errors import ArgumentError, ConfigError
 from rloo_kit.train import config
 from rloo_kit.train.config import OWN
 
@@ -107,6 +107,16 @@ def test_every_field_is_in_the_signature_the_kits_first_with_defaults():
     assert str(parameters["learning_rate"]) == "learning_rate=1e-05"
     documented = inspect.getdoc(rloo_kit.RLOOConfig) or ""
     assert [name for name in first if f"    {name}: " not in documented] == []
+
+
+def test_a_setting_changed_later_is_checked_with_those_computed_from_it(make_trainer, recwarn):
+    args = rloo_kit.RLOOConfig(per_device_train_batch_size=4, num_generations=4)
+    args.per_device_train_batch_size = 8
+    with pytest.raises(ConfigError, match="8 completions, and its steps 16"):
+        make_trainer(args=args)
+    args.per_device_train_batch_size, args.kl_placement = 4, "loss"
+    make_trainer(args=args)
+    assert any("'k1' in the loss has no effect" in str(one.message) for one in recwarn)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,19 @@ import pytest
 import torch
 
 import rloo_kit
+from rloo_kit.errors import ConfigError
 from rloo_kit.memory import policy_tensors
 from tests.conftest import random_rewards
 from tests.train.weights import same, trained
 
-STEPS: Any = {"max_steps": 2, "learning_rate": 1e-3, "beta": 0.05, "temperature": 1.0}
+STEPS: Any = {
+    "max_steps": 2,
+    "save_steps": 2,
+    "learning_rate": 1e-3,
+    "beta": 0.05,
+    "temperature": 1.0,
+    "save_strategy": "steps",
+}
 
 
 RATES = [("float32", 1e-3), ("bfloat16", 3e-2)]
@@ -31,6 +39,10 @@ def test_every_weight_is_trained_and_the_reference_is_the_policy_at_the_start(dt
     assert same(dict(trainer.ref_model.named_parameters()), before)
     assert trainer.state.log_history[0]["kl"] == pytest.approx(0, abs=1e-3)
     assert trainer.state.log_history[1]["kl"] > 1e-3
+    if dtype == "float32":  # the policy is half trained by now, and so would this trainer's reference be
+        again = make_trainer(random_rewards, model=policy, **{**STEPS, "max_steps": 3})
+        with pytest.raises(ConfigError, match="base_weights="):
+            again.train(resume_from_checkpoint=True)
     states = (value for state in trainer.optimizer.state.values() for value in state.values())
     state = policy_tensors.bytes_of(value for value in states if torch.is_tensor(value))
     assert trainer.memory_plan.parts["optimizer state"] == pytest.approx(state, rel=0.01)

@@ -135,12 +135,15 @@ def test_what_is_changed_on_purpose_is_named_once_with_its_old_and_its_new_value
     same = make_trainer(**both, train_dataset=rows, **{**SAVED, "max_steps": 3})
     same.train(resume_from_checkpoint=True)
     assert said() == [], "more steps on a constant schedule are no other run"
+    other_way = rloo_kit.load_policy("tiny", seed=0, thinking=64)
+    make_trainer(**both, model=other_way, **{**SAVED, "max_steps": 4}).train(resume_from_checkpoint=True)
+    assert said() == ["not as in the checkpoint's run: thinking=64 (it was True)"]
     changed: dict[str, Any] = {"temperature": 0.9, "beta": 0.05, "normalize_advantages": True, "seed": 7}
-    settings = {**SAVED, **changed, "max_steps": 4, "reward_weights": [2.0]}
+    settings = {**SAVED, **changed, "max_steps": 5, "reward_weights": [2.0]}
     other = make_trainer([scaled(2.0)], train_dataset=task.train.select(range(63)), **settings)
     other.train(resume_from_checkpoint=True)
     (told,) = said()
-    assert other.state.global_step == 4
+    assert other.state.global_step == 5
     assert "rewards=['length x 2'] (it was ['length x 1', 'random_rewards x 0.5'])" in told
     assert "dataset=[63, " in told
     before = {**vars(rloo_kit.RLOOConfig(output_dir="a")), "beta": 0.0}  # as in make_trainer
@@ -171,6 +174,15 @@ def test_a_policy_or_an_optimizer_of_another_kind_is_refused_and_left_as_it_was(
         trainer.train(resume_from_checkpoint=str(stopped))
     assert stopped.with_name("checkpoint-2").is_dir(), "nothing is set aside for a run that does not begin"
     assert same(trained(other.model), before)
+
+
+def test_a_run_that_starts_to_use_its_reference_within_a_batch_samples_that_batch_anew(make_trainer):
+    settings = {**SAVED, "num_iterations": 2, "max_steps": 1}
+    make_trainer(random_rewards, **settings).train()
+    with_reference = {**settings, "max_steps": 2, "beta": 0.1, "kl_placement": "loss"}
+    trainer = make_trainer(random_rewards, **with_reference)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 2
 
 
 @pytest.mark.usefixtures("stopped")

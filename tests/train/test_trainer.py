@@ -90,6 +90,10 @@ def test_a_trainer_is_refused_once_a_later_one_was_built_on_its_policy(make_trai
             act()
     later.train()
     later.evaluate()
+    with pytest.raises(ConfigError, match="eval_dataset"):
+        make_trainer(random_rewards, eval_strategy="steps", eval_steps=1)
+    with pytest.raises(ConfigError, match="a later trainer"):
+        later.train()
 
 
 def test_a_plain_trl_config_means_what_it_means_in_trl(make_trainer, tmp_path):
