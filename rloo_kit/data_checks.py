@@ -52,6 +52,15 @@ def check_dataset(
         check_rendered(prompts, tokenizer, template_kwargs, name)
 
 
+def check_rows(dataset: object, where: str) -> None:
+    """Check that this is a dataset (no stream) with prompts, and has rows."""
+    if not isinstance(dataset, Dataset):
+        raise not_a_dataset(dataset, TRAINED_ON, where)
+    _check_columns(dataset.column_names, TRAINED_ON)
+    if not len(dataset):
+        raise DatasetError("the dataset has no rows", where=where, todo="give the prompts to train on")
+
+
 def not_a_dataset(given: object, name: str, where: str) -> DatasetError:
     """The error for something that is not a dataset, with what to pass instead."""
     todo = "datasets.Dataset.from_list(rows) of dicts with a 'prompt', or .from_pandas(frame)"

@@ -74,12 +74,12 @@ class Config:
     def settings(self) -> dict[str, Any]:
         return {name: value for name, value in self.trainer.items() if name != "suggested"}
 
-    def args_for(self, policy: Any, task: Any, card: Any = None) -> RLOOConfig:
+    def args_for(self, policy: Any, task: Any, card: Any = None, named: Any = None) -> RLOOConfig:
         """Return :attr:`args`; with ``suggested: true``, choose missing settings for a policy, a task and a card."""
         if self.args is not None:
             return self.args
         with self.at("trainer", "suggested"):
-            return RLOOConfig.suggested(policy, task, card=card, **self.settings)
+            return RLOOConfig.suggested(policy, task, card=card, named=named, **self.settings)
 
     def at(self, *key: str | int) -> AbstractContextManager[None]:
         """Add the key of the file to an error that is raised inside."""
@@ -103,8 +103,14 @@ def load_config(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
     data, faults = read(file), list[ConfigError]()
     for setting in settings:
         _put(data, setting)
-    data = _beside(_spelled_out(data), Path(file).absolute().parent)
     at = partial(_at, os.fspath(file), faults)
+    for section in ("evaluate", "within_reach"):
+        with at(section):
+            if section in data and data[section] is None:
+                raise ConfigError(
+                    "the section is empty", todo=f"write {section}: {{}} for its defaults, or leave it out"
+                )
+    data = _beside(_spelled_out(data), Path(file).absolute().parent)
     for section, value in {**dict.fromkeys(("task", "rewards")), **data}.items():
         with at(section):
             check_known(section, SECTIONS, "there is no section")

@@ -45,7 +45,8 @@ class Run:
         if evaluated is not None:
             evaluated = {**evaluated, "n": min(evaluated.get("n") or held_out, held_out)}
         tokens = max(map(len, self._tokens(longest)))
-        return rloo_kit.plan(self.policy, self.args, prompt_tokens=tokens, eval_rows=held_out, evaluate=evaluated)
+        planned = rloo_kit.plan(self.policy, self.args, prompt_tokens=tokens, eval_rows=held_out, evaluate=evaluated)
+        return _with_reach(planned, self.config, len(self.task.train))
 
     def first_prompt(self) -> str:
         return str(self.policy.tokenizer.decode(self._tokens([self.task.train[0]["prompt"]])[0]))
@@ -138,6 +139,14 @@ def planned(config: Config, card: str | None = None, prompt_tokens: int | None =
     if settled.lora is not None:
         shape |= {"lora_rank": settled.lora["r"], "target_modules": settled.lora["target_modules"]}
     name, _ = model_choice.chosen(settled.name, settled.four_bit, device)
-    args = config.args_for(name, None, device)
+    args = config.args_for(name, None, device, named={n: getattr(settled, n) for n in ("thinking", "max_seq_length")})
     tokens = settings_of(args, prompt_tokens, settled.max_seq_length).prompt_tokens
-    return rloo_kit.plan(name, args, device, prompt_tokens=tokens, **shape)
+    return _with_reach(rloo_kit.plan(name, args, device, prompt_tokens=tokens, **shape), config)
+
+
+def _with_reach(planned: Plan, config: Config, rows: int | None = None) -> Plan:
+    """Count what is sampled before training to find the problems within reach; rows: the task's, None if unknown."""
+    if (asked := config.within_reach) is None:
+        return planned
+    sampled = {"n": min(filter(None, (asked.get("n_prompts"), rows)), default=0), "samples": asked.get("n", 8)}
+    return planned.with_settings(evaluations=(*planned.settings.evaluations, (1, sampled)))

@@ -20,6 +20,7 @@ from rloo_kit.argument_types import Count, Seed
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
 from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt, wilson
 from rloo_kit.policy.policy import Completion, Policy, Prompt, check_sampling
+from rloo_kit.policy.thinking import warn_of_no_room
 from rloo_kit.session import output
 from rloo_kit.tasks import reward_calls
 
@@ -150,10 +151,14 @@ def evaluate(
     correct = correct or (dataset.correct if isinstance(dataset, tasks.Task) else _grader(funcs, rows, policy))
     _check(rows, [*funcs, *filter(None, [correct])], policy, room, how)
     weights = _weights(funcs, reward_weights)
+    if room > 1 and correct is None:
+        todo = "give correct=, a column 'answer', or a reward that says judges = 'answer'; or leave room out"
+        raise ConfigError("room gives accuracy, and nothing here tells right from wrong", where="evaluate", todo=todo)
+    warn_of_no_room(policy.tokenizer, max_new_tokens, "max_new_tokens")
     completions = policy.generate(prompts, n=samples, greedy=greedy, progress=_quarters(count, max_new_tokens), **how)
     rows = [row for row in rows for _ in range(samples)]
     figures = _graded(correct, rows, completions, samples, seed)
-    if room > 1 and correct is not None:
+    if room > 1:
         with_room = _graded(correct, rows, _with_room(policy, completions, greedy, room, how), samples, seed)
         figures |= {"room": room, **{f"{name}_with_room": figure for name, figure in with_room.items()}}
     return Evaluation(

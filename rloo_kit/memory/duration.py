@@ -5,6 +5,8 @@ Prompts and completions count at their maximum length; downloads, compiling, gra
 
 from __future__ import annotations
 
+import math
+
 from rloo_kit.memory.plan_settings import Settings
 from rloo_kit.memory.policy_tensors import Model
 
@@ -55,7 +57,7 @@ class Seconds:
             fitting = asked.get("batch_size") or min(64, free_bytes // 2 // cache)  # as Policy.generate
             completions = (asked.get("n") or 0) * (asked.get("samples") or 1)
             rows = max(1, min(fitting, completions))
-            for_all = times * completions / rows, rows, rows > 1
+            for_all = times * math.ceil(completions / rows), rows, rows > 1
             low += self._range(*self._sampled(tokens, *for_all))[0]
             high += self._range(*self._sampled(longest, *for_all))[1]
         if high:

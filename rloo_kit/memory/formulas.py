@@ -7,6 +7,7 @@ Letters: n tokens in a micro-batch, T tokens in a row, H hidden size, A heads x 
 F ffn size, V vocabulary, L layers, r LoRA rank.
 """
 
+from dataclasses import replace
 from functools import cached_property
 
 from rloo_kit.memory.hardware import CUDA_CONTEXT_BYTES
@@ -244,7 +245,12 @@ class Step:
         phases |= {"forward": self._forward(), "backward": self._backward()}
         # The fused optimizer needs only gradients and state; clipping needs two norms of each tensor.
         norms = 8 * len(self.trained_sizes) + 8
-        return {**phases, "optimizer": {**self.standing, GRADIENTS: self.gradients + norms}}
+        phases["optimizer"] = {**self.standing, GRADIENTS: self.gradients + norms}
+        if self.settings.evaluates:
+            size = self.settings.per_device_eval_batch_size
+            passed = Step(self.model, replace(self.settings, per_device_train_batch_size=size))._log_probs()
+            phases["evaluation"] = passed | self.standing
+        return phases
 
     def _generate(self) -> Parts:
         """The largest of three moments: the prompts in a layer; the first decode step, which copies their keys and

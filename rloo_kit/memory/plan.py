@@ -194,7 +194,7 @@ class Plan:
             f"and {duration.PEAK_SHARE:.0%} of them, or launches of {launch[0]:g} to {launch[1]:g} µs a kernel"
         )
         if any(times and not asked.get("n") for times, asked in self.settings.evaluations):
-            yield "  evaluations of unknown size are not counted (evaluate's n, eval_rows)"
+            yield "  evaluations of unknown size are not counted (evaluate's n, eval_rows, n_prompts)"
         width = max(map(len, self.seconds))
         yield from (f"  {part:<{width}}  {duration.spelled(range_)}" for part, range_ in self.seconds.items())
 
@@ -275,6 +275,11 @@ def knobs(p: Plan) -> dict[str, Iterable[Plan]]:
         "completions at once": [p.with_settings(generation_rows=None)] if s.generation_rows else [],
         "gradient checkpointing": [] if is_least else [p.with_settings(checkpointing="unsloth")],
         "generation batch": smaller_batches(p),
+        "evaluation batch": (
+            p.with_settings(per_device_eval_batch_size=rows)
+            for rows in range(s.per_device_eval_batch_size - s.num_generations, 0, -s.num_generations)
+            if s.evaluates
+        ),
         "completion length": (p.with_settings(max_completion_length=tokens) for tokens in shorter),
         "K": _smaller_groups(p),
         "model": (

@@ -39,6 +39,7 @@ class Configured:
     num_generations: int = 4
     max_completion_length: int = 512
     per_device_train_batch_size: int = 4
+    per_device_eval_batch_size: int = 4
     gradient_accumulation_steps: int = 2
     generation_rows: int | None = None
     steps_per_generation: int = 2  # None in a config means gradient_accumulation_steps
@@ -58,6 +59,7 @@ class Settings(Configured):
     Attributes:
         padded: whether prompts of a batch differ in length, so that rows are padded on the left.
         processors: names from :data:`PROCESSORS` that are switched on, in order of use.
+        evaluates: whether the trainer evaluates, ``per_device_eval_batch_size`` rows in one pass.
         evaluations: how often, and arguments of ``evaluate``: before and after training, and during it.
         reference_copy: whether the reference is a second LoRA (of a continued policy), not the base model.
         dtype_bytes: bytes per element of activations, cache and everything that is not quantised.
@@ -68,6 +70,7 @@ class Settings(Configured):
     prompt_tokens: int = 512
     padded: bool = True
     processors: tuple[str, ...] = ()
+    evaluates: bool = False
     evaluations: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     lora_rank: int = 16
     four_bit: bool = True
@@ -140,4 +143,5 @@ def settings_of(
     chosen["fast_sampling"] &= not further and not given.get("use_transformers_continuous_batching", False)
     sampling = IDLE | given | further
     processors = tuple(name for name in PROCESSORS if sampling[name] != IDLE[name])
-    return Settings(**chosen, processors=processors, evaluations=tuple(evaluations))
+    evaluates = given.get("eval_strategy", "no") != "no"
+    return Settings(**chosen, processors=processors, evaluates=evaluates, evaluations=tuple(evaluations))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rewards.thinking import ThinkTokens
 from rloo_kit.errors import ConfigError
 from rloo_kit.models import Checkpoint
+from rloo_kit.session import output
 
 if TYPE_CHECKING:
     import torch
@@ -83,6 +84,14 @@ def budget_of(tokenizer: PreTrainedTokenizerBase) -> Budget | None:
     """Return the budget in this tokenizer's chat template; None if it has none."""
     tokens = setting_of(tokenizer)
     return None if isinstance(tokens, bool) else Budget(tokens, ThinkTokens.from_tokenizer(tokenizer))
+
+
+def warn_of_no_room(tokenizer: PreTrainedTokenizerBase, tokens: int, where: str) -> None:
+    """Warn if a completion of so many tokens has no room for an answer after the thinking budget."""
+    budget = setting_of(tokenizer)
+    if not isinstance(budget, bool) and budget >= tokens:
+        what = f"The thinking budget of {budget} tokens leaves no room for an answer in {tokens}"
+        output.warn(f"{what}. What to do: raise {where}, or lower load_policy(thinking=...).")
 
 
 def set_thinking(tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, thinking: bool | int) -> None:

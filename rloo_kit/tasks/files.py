@@ -6,11 +6,12 @@ twice or on both sides of the split, answers that the reward cannot read, prompt
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import warnings
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -181,9 +182,11 @@ def read(file: Path, question: str, answer: str) -> list[Row]:
         columns = list(dict.fromkeys(name for row in rows for name in row))
     except Exception as error:  # pandas, json and pyarrow raise errors of many types
         said = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        todo = "save it in UTF-8; JSON lines have an object a line, CSV names first and quotes round texts with commas"
+        todo = (
+            "save it in UTF-8; JSON lines have an object a line; in a CSV, quote texts with commas, and double a quote"
+        )
         raise DatasetError(f"{file.name} cannot be read: {said}", where=str(file), todo=todo) from error
-    for argument, name in (("question", question), ("answer", answer)):
+    for argument, name in (("question", question), ("answer", answer)) if rows else ():
         if name not in columns:
             what, where = (f"the file has no column {name!r}", f"{file}, whose columns are {', '.join(columns)}")
             raise DatasetError(what, where=where, todo=f"name it: {argument}=...")
@@ -205,6 +208,12 @@ def _rows_of(file: Path, as_written: dict[str, type]) -> list[Row]:
         return list(parquet.read_table(file).to_pylist())
     import pandas as pd  # type: ignore[import-untyped]
 
+    separator = "\t" if ending == ".tsv" else ","
+    csv.field_size_limit(2**31 - 1)
+    with file.open(
+        encoding="utf-8-sig", newline=""
+    ) as opened:  # pandas would read on behind a lone quote, rows and all
+        deque(csv.reader(opened, delimiter=separator, strict=True), maxlen=0)
     how: Any = {"converters": as_written, "keep_default_na": False, "encoding": "utf-8-sig", "index_col": False}
     with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):  # more fields than names
-        return list(pd.read_csv(file, sep="\t" if ending == ".tsv" else ",", **how).to_dict("records"))
+        return list(pd.read_csv(file, sep=separator, **how).to_dict("records"))

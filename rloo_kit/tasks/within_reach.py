@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewards.trl_interface import Reward, check_signature
-from rloo_kit import argument_types
+from rloo_kit import argument_types, data_checks
 from rloo_kit.argument_types import Count, Seed, Share
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.session import distributed, output
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 CHUNK = 64  # completions sampled, kept and graded at a time
 STRIDE = 101  # one weight in so many is hashed to tell policies apart: an update moves them all
+SAMPLE = 1024  # and so many of each frozen tensor: merging a LoRA changes most of them
 Row = dict[str, Any]
 
 
@@ -59,13 +60,9 @@ def within_reach(
         DatasetError: no row, or no prompt within reach.
     """
     check_asked(low=low, high=high, n=n, n_prompts=n_prompts, seed=seed)
-    if not hasattr(dataset, "select"):
-        what, todo = f"within_reach takes a datasets.Dataset, not {type(dataset).__name__}", "Dataset.from_list(rows)"
-        raise DatasetError(what, where="within_reach(dataset=...)", todo=todo)
-    rows: list[Row] = list(dataset if n_prompts is None else dataset.take(n_prompts))
-    if not rows:
-        todo = "give the prompts to train on"
-        raise DatasetError("the dataset has no rows", where="within_reach", todo=todo)
+    data_checks.check_rows(dataset, "within_reach")
+    rows: list[Row] = list(dataset.take(min(n_prompts or len(dataset), len(dataset))))
+    data_checks.check_prompts([row["prompt"] for row in rows], None, "dataset")
     check_signature(reward, columns_of(rows[0]))
     sampling = {"temperature": policy.checkpoint.temperature, **sampling, "max_new_tokens": max_new_tokens}
     head: Row = {"policy": policy.base, "weights": _digest_of_weights(policy), "thinking": policy.thinking}
@@ -159,11 +156,13 @@ def _histogram(before: Counter[int], after: Counter[int], n: int) -> str:
 
 
 def _digest_of_weights(policy: Policy) -> str:
-    """Hash the weights that training changes; an untrained LoRA has the same hash for every seed."""
+    """Hash the weights, sampled thinly where they are frozen; an untrained LoRA has the same hash for every seed."""
     digest = hashlib.sha256()
     for name, weight in policy.model.named_parameters():
-        if weight.requires_grad and ("lora_B" in name or not policy.has_lora):
-            digest.update(weight.detach().flatten()[::STRIDE].float().cpu().numpy().tobytes())
+        if "lora_A" not in name and not weight.is_meta:
+            values = weight.detach().flatten()
+            stride = STRIDE if weight.requires_grad else max(STRIDE, len(values) // SAMPLE)
+            digest.update(values[::stride].float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -23,6 +23,7 @@ from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardErro
 from rloo_kit.memory.policy_tensors import recomputes
 from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Policy
+from rloo_kit.policy.thinking import warn_of_no_room
 from rloo_kit.session import distributed, output
 from rloo_kit.train import check_config, config, run_record
 from rloo_kit.train.renamed_args import TRAINER_OLD, todays
@@ -59,6 +60,8 @@ def completed(given: Arguments) -> Arguments:
             # transformers' Trainer would switch it on, TRL's default; on a GPU unsloth keeps the policy's setting.
             given["args"] = args = copy.copy(args)
             args.gradient_checkpointing = False
+    if given.get("processing_class") is not None:
+        warn_of_no_room(given["processing_class"], args.max_completion_length, "max_completion_length")
     for doubt in () if warned else check_config.doubts(args):
         output.warn(doubt)
     given["reward_funcs"] = _guarded_rewards(given)

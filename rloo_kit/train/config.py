@@ -201,12 +201,14 @@ class RLOOConfig(Base):
         task: Task | Dataset | None,
         output_dir: str = "out/rloo",
         card: str | float | None = None,
+        named: Mapping[str, Any] | None = None,
         **given: Any,
     ) -> Self:
         """Suggest settings for a policy and a task or dataset, from the memory plan, lengths and measured runs.
 
         Settings in ``given`` stay as they are; None leaves the choice.  Settings, values and reasons are printed, and
-        kept as ``reasons``.  ``card`` plans for a GPU that is not here; the policy may then be a name.
+        kept as ``reasons``.  ``card`` plans for a GPU that is not here; the policy may then be a name, and
+        ``named`` what ``load_policy`` would be given: ``{"thinking": False, "max_seq_length": 2048}``.
 
         Raises:
             ConfigError: no batch of the policy fits, or a given size is invalid.
@@ -217,7 +219,7 @@ class RLOOConfig(Base):
         given = renamed_args.todays(given, known_names(cls), "RLOOConfig")
         planned = {field.name for field in dataclasses.fields(Configured)} | {"generation_batch_size"}
         given |= check_config.checked({name: given[name] for name in planned & given.keys()}, types())
-        rows = suggest(policy, task, card, given)
+        rows = suggest(policy, task, card, given, named)
         config = cls(**{row.setting: row.value for row in rows})
         config.reasons = tuple(rows)
         output.say("\n".join(map(str, rows)))

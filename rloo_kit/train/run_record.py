@@ -96,6 +96,7 @@ class Recipe:
     def task(self, origin: Origin | None) -> dict[str, Any]:
         if origin is None or origin.side != "train":
             todo = "write its rows into a file (dataset.to_json), make tasks.from_file(file), and train on task.train"
+            todo += "; a run of rloo-kit train has its configuration in _run.yaml"
             raise ConfigError("train_dataset is not the unchanged train side of a task", todo=todo)
         return {origin.call.function: self.arguments(origin.call)}
 

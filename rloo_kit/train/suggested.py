@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 
 from rloo_kit import data_checks
 from rloo_kit.errors import ConfigError
@@ -60,8 +60,11 @@ MEASURED = {
 """From the bundled policy, and from SmolLM2-135M (32 bit, CPU) for all below 0.5 B parameters in 16 or 32 bit."""
 
 
-def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: Settings) -> list[Reason]:
-    """Return settings with a reason for each; lengths are measured only with a loaded policy and a task."""
+def suggest(
+    policy: Plannable, task: Task | Dataset | None, card: Card, given: Settings, named: Settings | None = None
+) -> list[Reason]:
+    """Return settings with a reason for each; lengths are measured only with a loaded policy and a task.  ``named`` has
+    the thinking setting and the longest sequence of a policy that is only a name, if they are known."""
     if "num_train_epochs" in given:
         given = {"max_steps": -1, **given}  # a number of steps would override the epochs
     prompt_tokens, answer_tokens = _lengths(policy, task, given)
@@ -70,7 +73,7 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
     evidence, checkpoint = _evidence(base), base.model.checkpoint
     chosen = {**evidence.settings, **given}
     base = base.with_settings(num_iterations=chosen["num_iterations"])
-    tokens, tokens_because = _completion(evidence, policy, answer_tokens, base)
+    tokens, tokens_because = _completion(evidence, policy, answer_tokens, base, named or {})
     tokens = given.get("max_completion_length", tokens)
     plans = list(_smaller(base, given, tokens))
     if not plans:
@@ -87,14 +90,15 @@ def suggest(policy: Plannable, task: Task | Dataset | None, card: Card, given: S
     save, sampled = max(1, chosen["max_steps"] // 4) if chosen["max_steps"] > 0 else 0.25, "all at once"
     if sizes.batch_rows == sizes.num_generations:
         sampled = "a prompt's K at a time" + ", the faster by the plan's seconds" * bool(fitting.seconds)
-    accumulation = sizes.gradient_accumulation_steps
+    accumulation, prompts = sizes.gradient_accumulation_steps, sizes.update_rows // sizes.num_generations
+    prompts_because = f"{prompts} prompts an update" + ", as in the measured runs" * (prompts == PROMPTS)
     rows = {
         "num_generations": (sizes.num_generations, k_because),
         "per_device_train_batch_size": (
             sizes.per_device_train_batch_size,
             fits if accumulation > 1 else f"all fit {place}",
         ),
-        "gradient_accumulation_steps": (accumulation, f"{PROMPTS} prompts an update, as in the measured runs"),
+        "gradient_accumulation_steps": (accumulation, prompts_because),
         "steps_per_generation": (sizes.steps_per_generation, f"completions are sampled {sampled}"),
         "max_completion_length": (sizes.max_completion_length, tokens_because),
         **{name: (value, evidence.source) for name, value in evidence.settings.items()},
@@ -114,6 +118,8 @@ def _lengths(policy: Any, task: object, given: Settings) -> tuple[int | None, in
     if task is None or not isinstance(policy, Policy):
         return None, 0
     rows: Any = getattr(task, "train", task)
+    if not isinstance(rows, IterableDataset):
+        data_checks.check_rows(rows, "RLOOConfig.suggested")
     _, prompts = data_checks.longest_prompts(rows)
     tokens = policy.tokenize(prompts, **given.get("chat_template_kwargs") or {})
     longest = max(map(str, rows["answer"]), key=len) if "answer" in rows.column_names else ""
@@ -131,17 +137,22 @@ def _evidence(planned: Plan) -> Evidence:
     return Evidence({"learning_rate": rate, "max_steps": 100, **WARMED, **ONCE}, 0, GUESS)
 
 
-def _completion(evidence: Evidence, policy: Any, answer: int, base: Plan) -> tuple[int, str]:
-    thinking = getattr(policy, "thinking", base.model.checkpoint.thinks == "always")
+def _completion(evidence: Evidence, policy: Any, answer: int, base: Plan, named: Settings) -> tuple[int, str]:
+    checkpoint, longest = base.model.checkpoint, named.get("max_seq_length") or base.model.checkpoint.positions
+    thinking = named.get("thinking")
+    if thinking is None:
+        thinking = getattr(policy, "thinking", checkpoint.thinks != "never")
     work, why = (THINKING_TOKENS if thinking else FIT_COMPLETION_TOKENS), GUESS
     if evidence.completion_tokens:
         work, why = evidence.completion_tokens, evidence.source
-    elif thinking and thinking is not True:
-        work, why = thinking + FIT_COMPLETION_TOKENS, "the thinking budget, and an answer in words"
-    model, positions = getattr(policy, "model", None), base.model.checkpoint.positions
-    room = (getattr(model, "max_seq_length", None) or positions) - base.settings.prompt_tokens
-    longest = f"{answer} tokens for the longest answer, " if answer else ""
-    return min(work + answer, room), f"{longest}{work} for the reasoning before it; {why}"
+    if thinking and thinking is not True:
+        work = thinking + (evidence.completion_tokens or FIT_COMPLETION_TOKENS)
+        why = "the thinking budget, and an answer in words"
+    longest = getattr(getattr(policy, "model", policy), "max_seq_length", None) or longest
+    if (room := longest - base.settings.prompt_tokens) < work + answer:
+        return room, f"what the longest prompt leaves of {longest} tokens"
+    answers = f"{answer} tokens for the longest answer, " if answer else ""
+    return work + answer, f"{answers}{work} for the reasoning before it; {why}"
 
 
 def _smaller(base: Plan, given: Settings, tokens: int) -> Iterator[Plan]:

@@ -100,10 +100,12 @@ def test_a_fault_is_said_in_three_lines_with_its_place_and_what_is_meant(setting
 
 def test_all_faults_of_a_file_are_said_at_once_before_its_functions_are_run(folder):
     text = CONFIG.replace("learning_rate", "learning_rte").replace("n_train", "n_trin")
+    text += "within_reach:\n"
     Path("mine.yaml").write_text(text.replace("task.correct", "task.corect").replace("beta: 0", "beta: low"))
     Path("mine.py").write_text("open('ran', 'w')\n" + MINE)
     places = [one.splitlines()[1].partition(":")[2].rstrip(".") for one in faults()]
     assert [place.partition(":")[0] for place in places] == [
+        " mine.yaml, within_reach",
         " mine.yaml, task.addition",
         " mine.yaml, rewards[0]",
         " mine.yaml, trainer.learning_rte",

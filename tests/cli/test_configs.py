@@ -23,6 +23,8 @@ def test_a_configuration_of_a_card_fits_it(name):
         config = configuration.load_config(ROOT / "configs" / f"{name}.yaml", given)
         planned = run.planned(config, CARDS[name], prompt_tokens=512)
         assert (planned.model.checkpoint.name, planned.fits) == (policy, "fits"), planned.takes
+        config.within_reach = {"n_prompts": 200}  # 200 x 8 completions, beside 100 x 2 of the evaluations
+        assert run.planned(config, CARDS[name]).settings.evaluations[-1] == (1, {"n": 200, "samples": 8})
 
 
 PAGE = (ROOT / "docs/command-line.md").read_text()

@@ -172,6 +172,7 @@ BEFORE = {
     "a reward model's name": ({"reward_funcs": "owner/judge"}, r"rewards.reward_model\('owner/judge'\)"),
     "a reward model": ({"reward_funcs": torch.nn.Linear(1, 1)}, r"rewards.reward_model\(model, tokenizer="),
     "weights of nothing": ({"reward_weights": [1.0]}, "1 reward_weights for 0"),
+    "room for nothing": ({"dataset": QUESTIONS.remove_columns("answer"), "room": 4}, "tells right from wrong"),
     "several greedy samples": ({"samples": 8}, r"evaluate\(samples=8, greedy=True\)[\s\S]*greedy=False"),
 }
 """Case -> the arguments of evaluate, and its message before it samples."""

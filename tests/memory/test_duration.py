@@ -100,6 +100,7 @@ def test_an_evaluation_takes_longer_with_more_problems_longer_completions_and_mo
     base = measured(n=100)
     assert measured(n=300)[0] > 2 * base[0]
     assert measured(n=100, samples=3) == measured(n=300)
+    assert measured(n=65, batch_size=64) == measured(n=128, batch_size=64), "two rounds"
     assert measured(n=100, samples=None, max_new_tokens=None) == measured(n=100, max_new_tokens=512)
     assert measured(n=100, max_new_tokens=512)[0] > 1.9 * base[0]
     roomy = measured(n=100, room=4)

@@ -106,6 +106,17 @@ def test_the_advised_length_is_the_longest_that_fits_and_comes_with_what_was_adv
     assert rloo_kit.plan("qwen3-1.7b", SimpleNamespace(**longer), 5 * GIB).fits != "fits"
 
 
+def test_an_evaluation_during_training_takes_as_many_rows_in_a_pass_as_it_is_given():
+    def planned(**config: Any) -> rloo_kit.Plan:
+        return rloo_kit.plan("qwen3-4b", SimpleNamespace(**config), "8GB")
+
+    during = planned(eval_strategy="steps", eval_steps=9, per_device_eval_batch_size=32)
+    part = "one layer's activations"
+    assert during.phases["evaluation"][part] == planned(per_device_train_batch_size=32).phases["log-probs"][part]
+    assert (during.fits, planned(per_device_eval_batch_size=32).fits) == ("tight", "fits")
+    assert during.changes[0].knob == "evaluation batch"
+
+
 def test_a_trainers_plan_names_its_model_and_not_where_it_lies(make_trainer, policy):
     title = str(make_trainer().memory_plan)
     assert title.startswith("tiny-qwen3-")

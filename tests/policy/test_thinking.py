@@ -98,6 +98,11 @@ def test_a_checkpoint_that_always_or_never_thinks_says_so(name, thinking, todo, 
     assert policy.tokenizer.chat_template == before
 
 
+def test_a_budget_that_leaves_no_room_for_an_answer_is_warned_of(budgeted, make_trainer):
+    with pytest.warns(UserWarning, match=f"budget of {LIMIT} tokens leaves no room for an answer in {LIMIT}"):
+        make_trainer(model=budgeted, max_completion_length=LIMIT)
+
+
 # --- a budget ---------------------------------------------------------------------------------------------
 
 OPEN, CLOSE, EOS = 151667, 151668, 151645

@@ -151,7 +151,8 @@ ERRORS = [
     ("mine.txt", {}, "files of this kind are not read"),
     ("half.jsonl", {}, "half.jsonl cannot be read"),
     ("utf16.csv", {}, "save it in UTF-8"),
-    ("commas.csv", {}, r"loss of data[\s\S]*quotes round texts with commas"),
+    ("commas.csv", {}, r"loss of data[\s\S]*quote texts with commas"),
+    ("quote.tsv", {}, r"expected after[\s\S]*double a quote"),
     ("mixed.jsonl", {}, "the column 'level' holds values of several types"),
     ("huge.jsonl", {}, "the column 'level' holds"),
 ]
@@ -164,6 +165,7 @@ def test_what_cannot_be_a_task_is_an_error_that_says_what_can(name, settings, sa
     (tmp_path / "half.jsonl").write_text('{"question": "a", "answer": 1}\n{"question":')
     (tmp_path / "utf16.csv").write_text("question,answer\na,1\n", encoding="utf-16")
     (tmp_path / "commas.csv").write_text("question,answer\nTom has 7, buys 8: how many?,15\nAnn has 1, 2?,3\n")
+    (tmp_path / "quote.tsv").write_text('question\tanswer\n"A, he said. 1+1?\t2\n2+2?\t4\n"B", she said. 3+3?\t6\n')
     mixed = '{{"question": "{n}", "answer": 1, "level": {value}}}\n'.format
     (tmp_path / "mixed.jsonl").write_text(mixed(n=1, value=1) + mixed(n=2, value='"hard"'))
     (tmp_path / "huge.jsonl").write_text(mixed(n=1, value=10**25) + mixed(n=2, value=2))

@@ -102,7 +102,7 @@ CHANGED = [{"temperature": 0.9}, {"max_new_tokens": 17}, {"n": 4}]
 
 @pytest.mark.parametrize("changed", CHANGED, ids=list)
 def test_other_sampling_has_a_table_of_its_own(changed):
-    tasks.within_reach(ROWS, counting(), right, **HOW)
+    tasks.within_reach(ROWS, counting(), right, **HOW, n_prompts=100)
     (table,) = Path("out/within_reach").iterdir()
     head, *lines = lines_of(table)
     said = {"policy", "weights", "n", "seed", "max_new_tokens", "temperature", "thinking"}
@@ -120,7 +120,13 @@ def test_where_nothing_is_kept_the_error_says_what_to_change():
 
 
 @pytest.mark.parametrize(
-    ("dataset", "how", "error"), [(ROWS, {"low": 0.9}, "low is above high"), (list(ROWS), {}, "takes a datasets.Data")]
+    ("dataset", "how", "error"),
+    [
+        (ROWS, {"low": 0.9}, "low is above high"),
+        (list(ROWS), {}, "a list, not a datasets.Dataset"),
+        (ROWS.remove_columns("prompt"), {}, "no column 'prompt'"),
+        (ROWS.select([]), {}, "no rows"),
+    ],
 )
 def test_what_cannot_be_kept_is_refused_before_anything_is_sampled(dataset, how, error):
     with pytest.raises(RLOOKitError, match=error):
@@ -148,3 +154,9 @@ def test_the_tiny_policy_keeps_some_of_its_task_and_after_training_the_table_is_
     next(weight for name, weight in weights.items() if "lora_B" in name).data += 0.01
     task.within_reach(policy, 0, 1, n_prompts=16, n=4, max_new_tokens=24)
     assert len(list(Path("out/within_reach").iterdir())) == 2
+    norm = next(weight for name, weight in weights.items() if "norm" in name and not weight.requires_grad)
+    before = norm.detach().clone()
+    norm.data *= 1.01  # another base in the same folder, such as a merged one
+    task.within_reach(policy, 0, 1, n_prompts=16, n=4, max_new_tokens=24)
+    norm.data = before
+    assert len(list(Path("out/within_reach").iterdir())) == 3

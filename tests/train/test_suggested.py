@@ -35,7 +35,7 @@ def test_what_is_suggested_fits_the_card(policy, card):
 
 @pytest.mark.parametrize(("policy", "card"), [("qwen3-1.7b", "rtx 4070"), ("qwen3-1.7b", "rtx 4090")])
 def test_a_prompts_completions_are_sampled_apart_where_the_plan_takes_less_time(policy, card):
-    config = rloo_kit.RLOOConfig.suggested(policy, None, card=card)
+    config = rloo_kit.RLOOConfig.suggested(policy, None, card=card, named={"thinking": False})
     base = rloo_kit.plan(policy, config, card)
     seconds = {n: base.with_settings(**batch_sizes(8, n, 32)).seconds["a step"] for n in (8, 32)}
     apart = config.per_device_train_batch_size * config.steps_per_generation == 8
@@ -104,10 +104,24 @@ def test_a_thought_has_its_room_and_a_length_that_does_not_fit_is_halved(policy,
     assert reasons(config)["max_completion_length"].endswith("would not fit") == (card == "5.5GB")
 
 
+@pytest.mark.parametrize(
+    ("named", "tokens"),
+    [
+        ({}, 4096),
+        ({"thinking": False}, 1024),
+        ({"thinking": 2048}, 3072),
+        ({"thinking": 2048, "max_seq_length": 1024}, 512),
+    ],
+)
+def test_a_name_is_planned_with_the_thinking_and_the_length_that_it_would_be_loaded_with(named, tokens):
+    config = rloo_kit.RLOOConfig.suggested("qwen3-1.7b", None, card="rtx 4090", named=named)
+    assert config.max_completion_length == tokens
+
+
 @pytest.mark.parametrize("card", ["8GB", "80GB"])
 def test_a_number_of_passes_a_batch_that_is_given_is_planned_for_and_stays_on_policy(card):
-    config = rloo_kit.RLOOConfig.suggested("qwen3-4b", None, card=card, steps_per_generation=4)
-    assert rloo_kit.plan("qwen3-4b", config, card).fits == "fits"
+    config = rloo_kit.RLOOConfig.suggested("qwen3-4b-instruct", None, card=card, steps_per_generation=4)
+    assert rloo_kit.plan("qwen3-4b-instruct", config, card).fits == "fits"
     assert (config.steps_per_generation, config.per_device_train_batch_size, config.generation_batch_size) == (4, 8, 32)
 
 
