@@ -233,7 +233,7 @@ def audit(
             it has any, else encoded by the tokenizer, else Qwen3's.
         cases: ``rewards.CASES`` by default.  To add some: ``[*rewards.CASES, rewards.Case(...)]``.
         rows: the task: dicts, or a dataset, with ``prompt``, the gold answer, and any other column the reward
-            needs.  By default five questions of the reward's kind.
+            needs.  By default built-in questions of the reward's kind.
         column: the column of gold answers, or of solutions that end in them as ``answer_reward`` reads them.
         aim: "answer" for a reward for right answers, "thought" for one for form, "both" for one that pays only
             for both; by default the reward's own.

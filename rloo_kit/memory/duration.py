@@ -36,13 +36,14 @@ class Seconds:
     ) -> None:
         self.model, self.settings, self.bandwidth, self.peak = model, settings, bandwidth, peak
         self.shape = shape = model.checkpoint
+        # Elements of lm_head, of the LoRA, and of the LoRA and the projections.
         self.head, self.lora = shape.vocabulary * shape.hidden_size, sum(model.lora_sizes)
         self.dense = shape.linear_parameters + self.lora
         # Dequantising reads the 4-bit matrix, writes it in 16 bit, and the product reads that.
         dequantised = model.linear_bytes + 2 * 2 * shape.linear_parameters
-        self.weights = dequantised if settings.four_bit else 2 * self.dense
+        self.pass_bytes = dequantised if settings.four_bit else 2 * self.dense
         self.four_bit_rows = four_bit_rows
-        self.held = 2 * shape.linear_parameters if in_16_bit else self.weights
+        self.many_rows_bytes = 2 * shape.linear_parameters if in_16_bit else self.pass_bytes
         self.pairs = 4 * shape.heads * shape.head_dim * shape.layers  # operations per token and earlier token
 
     def of_run(self, free_bytes: int) -> dict[str, Range]:
@@ -70,7 +71,7 @@ class Seconds:
     def step(self) -> Range:
         s, rows = self.settings, self.settings.sampled_rows
         rounds = s.update_rows / (rows * s.num_iterations)
-        before = (s.passes.reference + (not s.passes.single)) / s.num_iterations
+        before = (s.passes.reference + s.passes.old) / s.num_iterations
         # The update: forward, recomputation of what was not kept, and backward.
         passes = s.gradient_accumulation_steps * (before + 3)
         update = self._passes(passes, s.per_device_train_batch_size, s.row_tokens, s.max_completion_length)
@@ -80,7 +81,7 @@ class Seconds:
     def _passes(self, n: float, rows: int, length: int, scored: int) -> Work:
         """``n`` forward passes of ``rows`` rows, with log-probabilities of the last ``scored`` tokens."""
         flops = rows * (length * (2 * self.dense + self.pairs * length) + scored * 2 * self.head)
-        return n * (self.weights + 2 * self.head), n * flops, n * 50 * self.shape.layers
+        return n * (self.pass_bytes + 2 * self.head), n * flops, n * 50 * self.shape.layers
 
     def _sampled(self, tokens: int, n: float, rows: int, padded: bool) -> tuple[Work, Work]:
         """``n`` rounds of sampling: the prompts, then token after token."""
@@ -88,7 +89,7 @@ class Seconds:
         cached, groups = s.prompt_tokens + tokens / 2, shape.heads // shape.kv_heads
         # Prompts of different lengths need a mask, and then unsloth copies keys and values for every head.
         copies = 1 + 2 * groups if padded and groups > 1 else 1
-        read = self.model.linear_bytes if rows <= self.four_bit_rows else self.held
+        read = self.model.linear_bytes if rows <= self.four_bit_rows else self.many_rows_bytes
         moved = read + 2 * (self.lora + self.head) + rows * cached * copies * shape.kv_bytes_per_token
         flops = rows * (2 * (self.dense + self.head) + self.pairs * cached)
         decoded, kernels = n * (tokens - 1), 38 * shape.layers

@@ -25,11 +25,10 @@ PLAIN = {"single_pass": False, "fast_sampling": False}  # what a plain trl.RLOOC
 
 @dataclass(frozen=True)
 class Passes:
-    """The forward passes of a training step besides the loss's own."""
+    """The forward passes of a training step before the loss's own: whose log-probabilities they give."""
 
-    reference: bool  # log-probabilities of the reference are needed (beta above 0)
-    kl_in_loss: bool  # the KL term is part of the loss; else it is subtracted from the rewards
-    single: bool  # the loss's own pass yields the old log-probabilities, so that the ratio is 1
+    old: bool  # of the policy that sampled; without it the loss's own pass yields them, and the ratio is 1
+    reference: bool  # beta is above 0
 
 
 @dataclass(frozen=True)
@@ -99,16 +98,13 @@ class Settings(Configured):
 
     @property
     def passes(self) -> Passes:
-        """The forward passes of a step.
-
-        A single pass suffices where every loss is computed with the weights that sampled its completions: each
-        generation batch is used once, and each update consumes whole generation batches.  A KL term in the reward
-        needs the policy's log-probabilities before the loss.
-        """
+        """The loss's own pass suffices where every loss is computed with the weights that sampled its completions: each
+        generation batch is used once, and each update consumes whole generation batches.  A KL term in the reward needs
+        the policy's log-probabilities before the loss."""
         whole_batches = self.gradient_accumulation_steps % self.steps_per_generation == 0
-        single = self.single_pass and self.num_iterations == 1 and whole_batches
-        reference, kl_in_loss = bool(self.beta), self.kl_placement == "loss"
-        return Passes(reference, kl_in_loss, single and (kl_in_loss or not reference))
+        on_policy = self.single_pass and self.num_iterations == 1 and whole_batches
+        kl_in_reward = bool(self.beta) and self.kl_placement != "loss"
+        return Passes(old=kl_in_reward or not on_policy, reference=bool(self.beta))
 
 
 def settings_of(

@@ -108,7 +108,7 @@ ALIASES = {"model_name": "name", "r": "lora_rank", "random_state": "seed", "torc
 ALIASES["use_gradient_checkpointing"] = "gradient_checkpointing"
 """Unsloth's names for arguments that the kit names differently."""
 
-IDLE: Arguments = {
+HARMLESS: Arguments = {
     "lora_dropout": Annotated[float, Interval(ge=0, le=0)],
     "bias": Literal["none"],
     "load_in_8bit": Literal[False] | None,
@@ -120,7 +120,7 @@ IDLE: Arguments = {
 DEFAULTS: Arguments = dict(load_policy.__wrapped__.__kwdefaults__, name=None)  # type: ignore[attr-defined]
 HINTS: Arguments = {
     **typing.get_type_hints(load_policy, localns={"Policy": Any}, include_extras=True),
-    **IDLE,
+    **HARMLESS,
     "target_modules": list[Literal[PROJECTIONS]] | None,  # type: ignore[valid-type]
     **dict.fromkeys(("load_in_16bit", "fast_inference", "float8_kv_cache"), bool),
     "gpu_memory_utilization": PositiveShare,
@@ -174,7 +174,7 @@ def settled(arguments: Arguments) -> Asked:
         if given["full_finetuning"] and given.get(name) not in (None, False, DEFAULTS.get(name)):
             what = f"full_finetuning trains every weight in 16 bit, and {name} is for a LoRA"
             raise _clash(given, "full_finetuning", name, what)
-    further = {name: value for name, value in given.items() if name not in {*DEFAULTS, *IDLE}}
+    further = {name: value for name, value in given.items() if name not in {*DEFAULTS, *HARMLESS}}
     kept = ("name", "max_seq_length", "gradient_checkpointing", "thinking", "seed")
     asked = {name: given[name] for name in kept}
     if given["full_finetuning"]:

@@ -71,7 +71,7 @@ def remembered(model: object, tokenizer: PreTrainedTokenizerBase) -> Facts:
     return facts
 
 
-def is_ours(folder: Path) -> bool:
+def has_our_card(folder: Path) -> bool:
     return f"- {TAG}\n" in _text(folder)
 
 

@@ -57,7 +57,7 @@ def check_target(target: Path, where: str, base: str = "", kind: str = "") -> No
     every link resolved.
     """
     names = {path.name for path in target.iterdir()} - {".DS_Store"} if target.is_dir() else set()
-    there = "adapter" if ADAPTER_CONFIG in names else "checkpoint" if model_card.is_ours(target) else ""
+    there = "adapter" if ADAPTER_CONFIG in names else "checkpoint" if model_card.has_our_card(target) else ""
     earlier_file = kind == GGUF and target.is_file() and target.suffix == ".gguf"
     names -= {".ipynb_checkpoints"} if there else set()  # Jupyter's copies of the replaced files
     kept = re.compile(WRITTEN.get(there, ""))
@@ -162,8 +162,8 @@ def save(
 ) -> Path:
     """Write the adapter (the whole checkpoint, if all weights were trained), tokenizer and model card.
 
-    ``load_policy(folder)`` reads them back.  The folder is new or an earlier save, which is replaced once all is
-    written.  In a run of several processes, all must call it.
+    ``load_policy(folder)`` reads them back, with ``load_in_4bit`` as in training.  The folder is new, or an earlier
+    save that is replaced once all is written.  In a run of several processes, all must call it.
 
     Args:
         results, audits: for the card: evaluations by name, {"before": before, "after": after}; audits of the rewards.

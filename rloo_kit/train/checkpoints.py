@@ -48,7 +48,7 @@ class SavingTrainer(trl.RLOOTrainer):
     memory_plan: Plan
     stops: Stops
     _asked: dict[str, Any]
-    _made_of: dict[str, Any] | None = None
+    _run_facts: dict[str, Any] | None = None
     _whole: int | None
     """The last finished step, to which weights, optimizer and schedule belong; None before it and during an update."""
 
@@ -58,7 +58,7 @@ class SavingTrainer(trl.RLOOTrainer):
 
     @cached_property
     def folder(self) -> Path:
-        """The run's folder, whatever working directory a reward changes to."""
+        """The run's folder, whatever working directory a later cell changes to."""
         return Path(self.args.output_dir).absolute()
 
     def shown(self, path: Path) -> str:
@@ -113,7 +113,7 @@ class SavingTrainer(trl.RLOOTrainer):
             self.state.best_model_checkpoint = str(best)
             self.state.save_to_json(str(written / STATE))
         kept = Path(self.state.best_model_checkpoint) if self.state.best_model_checkpoint else None
-        seal(written, {"step": self.state.global_step, "run": self._made_of})
+        seal(written, {"step": self.state.global_step, "run": self._run_facts})
         if is_ours(place):
             delete(place)
         written.rename(place)
@@ -145,7 +145,7 @@ class SavingTrainer(trl.RLOOTrainer):
 
     def remember(self) -> None:
         """Store the run's facts on the model, for its card: the user may save it without the trainer."""
-        self.model.trained_by = run_record.facts(self, self._data_facts)
+        self.model.trained_by = run_record.card_facts(self, self._data_facts)
 
     @cached_property
     def _data_facts(self) -> dict[str, object]:

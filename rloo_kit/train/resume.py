@@ -19,7 +19,7 @@ from rloo_kit.redact import without_secrets
 from rloo_kit.session import output
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import running_shell
-from rloo_kit.watch.read_run import RECIPE, STATE, checkpoints_in, facts, step_of
+from rloo_kit.watch.read_run import RECIPE, STATE, checkpoints_in, manifest_of, step_of
 
 import_unsloth()
 
@@ -35,12 +35,12 @@ from rloo_kit.train import check_config, checkpoints, run_record  # noqa: E402
 from rloo_kit.train.finite_gradients import reset_loss_scale  # noqa: E402
 from rloo_kit.train.stop_signals import Interrupted, Terminated  # noqa: E402
 
-Made = dict[str, Any]
+RunFacts = dict[str, Any]
 
 # What a configuration sets in an optimizer's parameter groups.  Some optimizers keep state in them, too.
 HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 LORA = ("r", "lora_alpha", "use_rslora", "target_modules")  # these decide what an adapter's weights mean
-VERSION = 4  # of made_of's facts; where a checkpoint has another or none, only the LoRA's scale is compared
+VERSION = 4  # of run_facts's facts; where a checkpoint has another or none, only the LoRA's scale is compared
 SAMPLE = 1024  # values of each frozen tensor that go into the digest: merging a LoRA changes most of them
 
 NOT_COMPARED = re.compile(
@@ -161,10 +161,10 @@ class ResumableTrainer(checkpoints.SavingTrainer):
 
     def _check_same_run(self, folder: Path | None) -> None:
         """Refuse a policy or optimizer that the checkpoint's state does not belong to; warn of all other changes."""
-        now = self._made_of = made_of(self, self._data_facts)
+        now = self._run_facts = run_facts(self, self._data_facts)
         if folder is None:
             return
-        then = facts(folder).get("run") or {}
+        then = manifest_of(folder).get("run") or {}
         if then.get("version") != VERSION:  # written by plain TRL, or by another version of the kit
             where = self.shown(folder)
             output.say(f"{where} does not record its run's settings, so only the LoRA's scale is compared")
@@ -245,7 +245,7 @@ class ResumableTrainer(checkpoints.SavingTrainer):
         dtypes = {name: parameter.dtype for name, parameter in target.named_parameters()}
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if not (folder / "ref").is_dir():
-            # That run's reference was the base; this trainer's copy would be of a half-trained policy.
+            # That run kept no copy: the base is the reference, and not this trainer's half-trained policy.
             drop_reference(target)
         elif (folder / "adapter_config.json").is_file():
             target.load_adapter(str(folder), "default", is_trainable=True)
@@ -322,7 +322,7 @@ def drop_reference(model: PreTrainedModel) -> None:
 # --- whether it is the same run ---------------------------------------------------------------------------
 
 
-def made_of(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> Made:
+def run_facts(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> RunFacts:
     """What a run is made of: policy, dataset, rewards with their weights, and settings."""
     weights = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
     values = {n: getattr(v, "value", v) for n, v in vars(trainer.args).items() if not NOT_COMPARED.match(n)}
@@ -372,7 +372,7 @@ def policy_facts(model: torch.nn.Module, reference: torch.nn.Module | None = Non
     }
 
 
-def differences(now: Made, then: Made) -> tuple[list[str], list[str]]:
+def differences(now: RunFacts, then: RunFacts) -> tuple[list[str], list[str]]:
     """What differs, each with its new and old value: first what a checkpoint's weights and optimizer state depend on,
     then everything else that was given to either run.
 

@@ -67,15 +67,15 @@ class RolloutTrainer(ResumableTrainer):
             return pad(tensors, value, side, multiple).to(self.accelerator.device)
 
         pad_id = self._tokenizer.pad_token_id
-        counted = [self._counted(*row) for row in zip(prompt_ids, completion_ids, strict=True)]
+        masks = [self._trained_on(*row) for row in zip(prompt_ids, completion_ids, strict=True)]
         return {
             "prompt_ids": padded(prompt_ids, "left", pad_id),
             "prompt_mask": padded([[1] * len(row) for row in prompt_ids], "left"),
             "completion_ids": padded(completion_ids, "right", pad_id),
-            "completion_mask": padded(counted, "right"),
+            "completion_mask": padded(masks, "right"),
         }
 
-    def _counted(self, prompt_ids: list[int], completion_ids: list[int]) -> list[int]:
+    def _trained_on(self, prompt_ids: list[int], completion_ids: list[int]) -> list[int]:
         """Mark trained tokens by 1, and by 0 those of a masked truncated completion or forced by a thinking budget."""
         ends = (*self.eos_token_ids, self._tokenizer.pad_token_id)
         if self.mask_truncated_completions and completion_ids[-1] not in ends:

@@ -181,7 +181,7 @@ def card(trainer: trl.RLOOTrainer) -> str:
     return model_card.written(base, form, results, run=run)
 
 
-def facts(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> Facts:
+def card_facts(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> Facts:
     """Return heading -> name -> value for a model card, from the trainer at any step and :func:`data`'s facts."""
     args, lora = trainer.args, getattr(trainer.model, "peft_config", {}).get("default")
     weights = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-HANDLERS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+PYTHONS_OWN = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 """Python's own handlers.  A signal that is ignored, as under nohup, or that other code handles is left alone."""
 
 
@@ -47,7 +47,7 @@ class Stops:
     def listening(self) -> Iterator[None]:
         """Handle the signals while inside, if this is the main thread, and restore the handlers afterwards."""
         main = threading.current_thread() is threading.main_thread()
-        taken = {number: own for number, own in HANDLERS.items() if main and signal.getsignal(number) is own}
+        taken = {number: own for number, own in PYTHONS_OWN.items() if main and signal.getsignal(number) is own}
         for number in taken:
             signal.signal(number, self._handle)
         try:

@@ -96,18 +96,18 @@ class RLOOTrainer(RolloutTrainer):
         given = check_trainer_args.completed(given)
         settings = given["args"]
         self._asked = dict(given)
-        drop_reference(policy := given["model"])
-        if not isinstance(policy, str):  # from here on, an earlier trainer's head or reference may be another
-            policy.trainers_built = getattr(policy, "trainers_built", 0) + 1
         if settings.should_save:
             make_folder(settings.output_dir)
         self._estimator = find(settings.advantage_estimator)
+        drop_reference(policy := given["model"])
+        if not isinstance(policy, str):  # from here on, an earlier trainer's head or reference may be another
+            policy.trainers_built = getattr(policy, "trainers_built", 0) + 1
         refused = refused_as_ours("RLOOTrainer", vars(settings) | given)
         with refused, in_its_precision(given["model"]), without_bars():
             super().__init__(**given)
         check_trainer_args.check_launch(self.accelerator, self.args, self.train_dataset)
         as_at_the_start(self.ref_model, self.model)
-        _ = self.folder  # resolved here: a reward may change the working directory later
+        _ = self.folder  # resolved here: a later cell may change the working directory
         if self.beta == 0 or reference_is_base(self.model):
             drop_reference(self.model)  # TRL then uses the base, with the adapter switched off
         self._number = self.model.trainers_built = getattr(self.model, "trainers_built", 1)
@@ -154,11 +154,11 @@ class RLOOTrainer(RolloutTrainer):
         advantages = self._advantages(rewards)
         batch["live"] = self._live(advantages, batch["completion_mask"])
         self._log_scores(scores, rewards, batch["completion_mask"])
-        if not self.passes.single:
+        if self.passes.old:
             batch["old_per_token_logps"] = self._log_probs(batch)
         if self.passes.reference:
             batch["ref_per_token_logps"] = self._log_probs(batch, reference=True)
-        if self.passes.reference and not self.passes.kl_in_loss:
+        if self.passes.reference and self.args.kl_placement != "loss":
             trained_on = batch["completion_mask"] * batch["live"].unsqueeze(1)
             kl = self._kl(batch["old_per_token_logps"], batch["ref_per_token_logps"], trained_on)
             advantages = self._advantages(rewards - self.beta * self._of_all_processes(kl.sum(1)))
@@ -262,7 +262,7 @@ class RLOOTrainer(RolloutTrainer):
         by_completion = self.args.loss_aggregation == "seq-mean-token-sum"
         level = self.args.importance_sampling_level or ("completion" if by_completion else "token")
         row_loss, ratio = losses.policy_loss(logps, old_logps, advantages, mask, level, clip)
-        if self.passes.reference and self.passes.kl_in_loss:
+        if self.passes.reference and self.args.kl_placement == "loss":
             kl = self._kl(logps, inputs["ref_per_token_logps"], mask)
             if self.args.use_bias_correction_kl:
                 kl = kl * ratio.view(len(ratio), -1)

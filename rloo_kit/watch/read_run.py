@@ -68,7 +68,7 @@ def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = 
                 where=f"{caller}, {file} ({type(error).__name__})",
                 todo=f"name a {STATE}, a checkpoint, or an output_dir that has one of them",
             ) from error
-        settings = _settings(facts(folder).get("run") or facts(newest).get("run"))
+        settings = _settings(manifest_of(folder).get("run") or manifest_of(newest).get("run"))
     elif not isinstance(source, Sequence) and hasattr(source, "state"):
         history, settings = source.state.log_history, source.args
         folder = Path(settings.output_dir) if settings.output_dir else None
@@ -142,7 +142,7 @@ def saved_step(folder: Path) -> int | None:
         return None
 
 
-def facts(folder: Path) -> dict[str, Any]:
+def manifest_of(folder: Path) -> dict[str, Any]:
     """Return a checkpoint's manifest without its list of files; empty if no manifest can be read."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))

@@ -221,6 +221,6 @@ def test_nothing_of_a_malicious_pickle_is_run(make_trainer, tmp_path):
     folder = tmp_path / "run" / "checkpoint-1"
     assert (folder / "rollout_0.pt").is_file()
     torch.save({"layout": os.mkdir, "batches": []}, folder / "rollout_0.pt")
-    seal(folder, read_run.facts(folder))
+    seal(folder, read_run.manifest_of(folder))
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         make_trainer(random_rewards, **{**settings, "max_steps": 2}).train(resume_from_checkpoint=True)
