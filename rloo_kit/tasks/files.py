@@ -93,7 +93,7 @@ def from_file(
 
 
 def _share(rows: dict[str, Row], share: float) -> dict[str, Row]:
-    if not 0 < share < 1:
+    if not isinstance(share, int | float) or not 0 < share < 1:
         what, where = "held_out must be a share between 0 and 1", f"tasks.from_file(held_out={share})"
         raise ConfigError(what, where=where, todo="write held_out=0.2, or name a second file")
     return {key: row for key, row in rows.items() if _hash(key) < share * 2**32}

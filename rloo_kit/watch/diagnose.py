@@ -14,6 +14,8 @@ from typing import get_args
 import numpy as np
 
 from rewards.trl_interface import Judges
+from rloo_kit import argument_types
+from rloo_kit.argument_types import Count
 from rloo_kit.errors import ConfigError
 from rloo_kit.session.output import shortened
 from rloo_kit.watch.read_run import Source, read_run
@@ -94,6 +96,7 @@ def diagnose(
     Raises:
         ConfigError: the log has no training step, or ``judges`` does not fit its reward functions.
     """
+    argument_types.check({"held_out": held_out}, {"held_out": Count | None}, "diagnose")
     run = read_run(trainer_or_log, "diagnose", judges)
     log = run.log
     for name, what in (judges or {}).items():

@@ -147,6 +147,7 @@ ERRORS = [
     ("mine.csv", {"kind": "choice"}, "no problem is left to train on"),
     ("mine.csv", {"held_out": 1e-9}, "no problem is left to hold out"),
     ("mine.csv", {"held_out": 20}, "between 0 and 1"),
+    ("mine.csv", {"held_out": None}, "between 0 and 1"),
     ("mne.csv", {}, r"no such file[\s\S]*mne.csv"),
     ("mine.txt", {}, "files of this kind are not read"),
     ("half.jsonl", {}, "half.jsonl cannot be read"),
