@@ -107,9 +107,8 @@ def load_config(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
     for section in ("evaluate", "within_reach"):
         with at(section):
             if section in data and data[section] is None:
-                raise ConfigError(
-                    "the section is empty", todo=f"write {section}: {{}} for its defaults, or leave it out"
-                )
+                todo = f"write {section}: {{}} for its defaults, or leave it out"
+                raise ConfigError("the section is empty", todo=todo)
     data = _beside(_spelled_out(data), Path(file).absolute().parent)
     for section, value in {**dict.fromkeys(("task", "rewards")), **data}.items():
         with at(section):

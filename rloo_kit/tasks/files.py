@@ -183,7 +183,7 @@ def read(file: Path, question: str, answer: str) -> list[Row]:
     except Exception as error:  # pandas, json and pyarrow raise errors of many types
         said = (str(error).splitlines() or [type(error).__name__])[0][:200]
         todo = (
-            "save it in UTF-8; JSON lines have an object a line; in a CSV, quote texts with commas, and double a quote"
+            "save it in UTF-8; in JSON lines write an object a line; in a CSV quote texts with commas, double a quote"
         )
         raise DatasetError(f"{file.name} cannot be read: {said}", where=str(file), todo=todo) from error
     for argument, name in (("question", question), ("answer", answer)) if rows else ():
@@ -210,9 +210,8 @@ def _rows_of(file: Path, as_written: dict[str, type]) -> list[Row]:
 
     separator = "\t" if ending == ".tsv" else ","
     csv.field_size_limit(2**31 - 1)
-    with file.open(
-        encoding="utf-8-sig", newline=""
-    ) as opened:  # pandas would read on behind a lone quote, rows and all
+    # pandas would read on behind a lone quote, over the rows that follow.
+    with file.open(encoding="utf-8-sig", newline="") as opened:
         deque(csv.reader(opened, delimiter=separator, strict=True), maxlen=0)
     how: Any = {"converters": as_written, "keep_default_na": False, "encoding": "utf-8-sig", "index_col": False}
     with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):  # more fields than names

@@ -24,7 +24,7 @@ def score(reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Sequen
         c.text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": c.text}]
         for row, c in zip(rows, completions, strict=True)
     ]
-    keywords: dict[str, Any] = {name: [row[name] for row in rows] for name in columns_of(rows[0])}
+    keywords: dict[str, Any] = {name: [row.get(name) for row in rows] for name in columns_of(rows[0])}
     keywords |= {
         "prompts": [row["prompt"] for row in rows],
         "completions": texts,

@@ -138,9 +138,9 @@ def test_the_tiny_policy_is_measured_on_its_held_out_problems(task, policy):
 
 def test_answers_are_graded_by_answer_reward_and_rows_that_it_cannot_judge_are_not_counted():
     solutions = ("1 + 2 = 3.\n#### 3", r"So $\boxed{2}$", "Paris")  # right, wrong, a word
-    rows = [{"prompt": "?", "answer": answer} for answer in solutions]
-    result = evaluate(scripted("3", "5", "Paris"), rows)
-    assert result.correct == (True, False, None)
+    rows = [*({"prompt": "?", "answer": answer} for answer in solutions), {"prompt": "no answer?"}]
+    result = evaluate(scripted("3", "5", "Paris", "7"), rows)
+    assert result.correct == (True, False, None, None)
     assert "(95 %, Wilson), of 2 completions" in str(result)
 
 
