@@ -105,11 +105,11 @@ def setting_table(runs: Sequence[Result]) -> str:
     for setting, group in itertools.groupby(by_rate, key=lambda run: run.spec.setting):
         own = list(group)
         rate, _, what = setting.partition(", ")
-        after = after_training(own)
+        after = f"{after_training(own):.2f}" if own[1:] else f"{own[0].evaluated[-1].accuracy:.2f}"
         before = statistics.fmean(run.evaluated[0].accuracy for run in own)
         reward = statistics.fmean(statistics.fmean(run.rewards[-3:]) for run in own)
         tokens = statistics.fmean(run.tokens for run in own)
-        figures = (f"{before:.2f}", f"{after:.2f}", f"{reward:.2f}", f"{tokens:.0f}")
+        figures = (f"{before:.2f}", after, f"{reward:.2f}", f"{tokens:.0f}")
         rows.append((rate, what, str(len(own)), *figures))
     columns = ("learning rate", "setting", "seeds", "before", "after", "reward", "tokens")
     return table(columns, "rlrrlrr", rows)
