@@ -124,9 +124,7 @@ def gated(by: Reward, reward: Reward, *, above: float = 0.0, otherwise: float = 
     return whole
 
 
-def _linear(
-    score: float, scale: float = 1.0, offset: float = 0.0, low: float = -math.inf, high: float = math.inf
-) -> float:
+def _linear(score: float, scale: float = 1, offset: float = 0, low: float = -math.inf, high: float = math.inf) -> float:
     return min(max(scale * score + offset, low), high)
 
 

@@ -149,12 +149,8 @@ def evaluate(
     prompts, count = [row["prompt"] for row in rows], len(rows) * samples
     funcs: list[Any] = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     correct = correct or (dataset.correct if isinstance(dataset, tasks.Task) else _grader(funcs, rows, policy))
-    _check(rows, [*funcs, *filter(None, [correct])], policy, room, how)
+    _check(rows, funcs, correct, policy, room, how)
     weights = _weights(funcs, reward_weights)
-    if room > 1 and correct is None:
-        todo = "give correct=, a column 'answer', or a reward that says judges = 'answer'; or leave room out"
-        raise ConfigError("room gives accuracy, and nothing here tells right from wrong", where="evaluate", todo=todo)
-    warn_of_no_room(policy.tokenizer, max_new_tokens, "max_new_tokens")
     completions = policy.generate(prompts, n=samples, greedy=greedy, progress=_quarters(count, max_new_tokens), **how)
     rows = [row for row in rows for _ in range(samples)]
     figures = _graded(correct, rows, completions, samples, seed)
@@ -284,15 +280,19 @@ def _grader(funcs: Sequence[Reward], rows: Sequence[Row], policy: Policy) -> Rew
     return next(graders, default)
 
 
-def _check(rows: Sequence[Row], called: Sequence[Any], policy: Policy, room: int, how: dict[str, Any]) -> None:
+def _check(rows: Sequence[Row], funcs: list[Any], correct: Any, policy: Policy, room: int, how: dict[str, Any]) -> None:
     from torch.nn import Module
 
     prompts = [row["prompt"] for row in rows]
     data_checks.check_prompts(prompts, policy.tokenizer, "dataset")
     data_checks.check_rendered(prompts, policy.tokenizer, how.get("chat_template_kwargs") or {}, "dataset")
+    if room > 1 and correct is None:
+        todo = "give correct=, a column 'answer', or a reward that says judges = 'answer'; or leave room out"
+        raise ConfigError("room gives accuracy, and nothing here tells right from wrong", where="evaluate", todo=todo)
     if room > 1:
         _check_room(policy, prompts, room, how)
-    for func in called:
+    warn_of_no_room(policy.tokenizer, how["max_new_tokens"], "max_new_tokens")
+    for func in [*funcs, *filter(None, [correct])]:
         if isinstance(func, str | Module):
             model = repr(func) if isinstance(func, str) else "model, tokenizer=..."
             raise RewardError(
