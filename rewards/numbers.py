@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 LONGEST = 400  # most characters of a text that states a number
+LARGEST_POWER = 400  # of ten, in a number in scientific notation
 
 _HIDDEN = re.compile(
     r"<!--.{0,500}?-->|~~(?=\S).{1,500}?~~|<(s|del|strike)\s?>.{0,500}?</\1\s?>|<\|[a-z_]+\|>|</s>\s*\Z"
@@ -108,8 +109,8 @@ class Number(NamedTuple):
 
 
 def _slack(gold: Fraction, tolerance: float) -> Fraction:
-    # 1/3 has no exact decimal, so six digits of it suffice.
-    exact = pow(10, LONGEST, gold.denominator) == 0
+    # 1/3 has no exact decimal, so six digits of it suffice; a denominator of twos and fives has one.
+    exact = pow(10, LARGEST_POWER, gold.denominator) == 0
     return max(Fraction(tolerance), Fraction(0 if exact else 1, 10**6)) * abs(gold)
 
 
@@ -241,7 +242,7 @@ def _single(text: str, alone: bool, currency: str) -> Number | None:
 
 def _value(match: re.Match[str]) -> Fraction | None:
     power, below = int(match["e"] or match["braced"] or match["power"] or 0), Fraction(match["below"] or 1)
-    if abs(power) > LONGEST or below == 0:
+    if abs(power) > LARGEST_POWER or below == 0:
         return None
     sign = -1 if (match["sign"] or "").startswith("-") else 1
     return sign * Fraction(match["digits"]) * Fraction(10) ** power / below

@@ -106,16 +106,18 @@ def _solved(
         if missing := {key: row["prompt"] for key, row in zip(keys[part], rows[part], strict=True) if key not in table}:
             # Each chunk has its own seed, so that an interruption changes no draw.
             made = policy.generate(list(missing.values()), n=n, seed=(head["seed"] + start) % 2**32, **sampling)
-            drawn = [(" ".join(map(str, completion.ids)), completion.finished) for completion in made]
-            new: list[Row] = [{"prompt": key, "completions": drawn[i * n : i * n + n]} for i, key in enumerate(missing)]
+            sampled = [(" ".join(map(str, completion.ids)), completion.finished) for completion in made]
+            new: list[Row] = [
+                {"prompt": key, "completions": sampled[i * n : i * n + n]} for i, key in enumerate(missing)
+            ]
             _append(path, head, new)
             table |= {line["prompt"]: line for line in new}
             if start * 10 // len(rows) < (start + size) * 10 // len(rows):
                 output.say(f"within reach: {min(start + size, len(rows))} of {len(rows)} prompts sampled")
         completions = [
-            _completion(policy, row["prompt"], *drawn)
+            _completion(policy, row["prompt"], ids_as_text, finished)
             for key, row in zip(keys[part], rows[part], strict=True)
-            for drawn in table[key]["completions"]
+            for ids_as_text, finished in table[key]["completions"]
         ]
         right = solved(reward, [row for row in rows[part] for _ in range(n)], completions)
         counts += [right[i : i + n].count(True) for i in range(0, len(right), n)]
