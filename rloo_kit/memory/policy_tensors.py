@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 AnyModel: TypeAlias = "PreTrainedModel | PeftModel"
 Plannable: TypeAlias = "Policy | AnyModel | Checkpoint | str | os.PathLike[str]"
 
+SAMPLE = 1024  # values of each tensor that go into a digest: merging a LoRA changes most of them
 KEPT_SHARE = 0.1
 """Share of the weights that projections left in 16 bit add in unsloth's 4-bit repositories: "below 10 %" (README)."""
 
@@ -57,6 +59,29 @@ def quantisation_tensors(parameter: torch.nn.Parameter) -> list[torch.Tensor]:
 
 def is_lora(name: str) -> bool:
     return "lora_" in name
+
+
+def frozen(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The base's parameters by name, if they are not trained."""
+    return {name: p for name, p in model.named_parameters() if not p.requires_grad and not is_lora(name)}
+
+
+def digest_of(parameters: Mapping[str, torch.nn.Parameter]) -> str:
+    """A digest of a sample of each parameter, rounded to bfloat16 so that float32 agrees; empty if there are none, or
+    not all of them are in this process."""
+    import torch
+
+    digest = hashlib.sha256()
+    if not parameters or any(p.is_meta or not p.numel() for p in parameters.values()):
+        return ""
+    for name, parameter in parameters.items():
+        digest.update(name.replace(".base_layer", "").encode())
+        for tensor in (parameter.detach(), *quantisation_tensors(parameter)):
+            flat = tensor.reshape(-1)
+            sample = flat[:: max(1, len(flat) // SAMPLE)][:SAMPLE].cpu()
+            sample = sample.bfloat16().view(torch.int16) if sample.is_floating_point() else sample
+            digest.update(sample.numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def weight_bytes(model: torch.nn.Module) -> tuple[int, int]:

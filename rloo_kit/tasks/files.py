@@ -6,12 +6,11 @@ twice or on both sides of the split, answers that the reward cannot read, prompt
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import warnings
 import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -208,11 +207,8 @@ def _rows_of(file: Path, as_written: dict[str, type]) -> list[Row]:
         return list(parquet.read_table(file).to_pylist())
     import pandas as pd  # type: ignore[import-untyped]
 
-    separator = "\t" if ending == ".tsv" else ","
-    csv.field_size_limit(2**31 - 1)
-    # pandas would read on behind a lone quote, over the rows that follow.
-    with file.open(encoding="utf-8-sig", newline="") as opened:
-        deque(csv.reader(opened, delimiter=separator, strict=True), maxlen=0)
-    how: Any = {"converters": as_written, "keep_default_na": False, "encoding": "utf-8-sig", "index_col": False}
+    # pandas' default engine reads on behind a lone quote, over the rows that follow.
+    how: Any = {"engine": "python", "converters": as_written, "keep_default_na": False}
+    how |= {"encoding": "utf-8-sig", "index_col": False}
     with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):  # more fields than names
-        return list(pd.read_csv(file, sep=separator, **how).to_dict("records"))
+        return list(pd.read_csv(file, sep="\t" if ending == ".tsv" else ",", **how).to_dict("records"))

@@ -18,6 +18,7 @@ from rewards.trl_interface import Reward, check_signature
 from rloo_kit import argument_types, data_checks
 from rloo_kit.argument_types import Count, Seed, Share
 from rloo_kit.errors import ConfigError, DatasetError
+from rloo_kit.memory.policy_tensors import digest_of, frozen
 from rloo_kit.session import distributed, output
 from rloo_kit.tasks.reward_calls import columns_of, solved
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 CHUNK = 64  # completions sampled, kept and graded at a time
 STRIDE = 101  # one weight in so many is hashed to tell policies apart: an update moves them all
-SAMPLE = 1024  # and so many of each frozen tensor: merging a LoRA changes most of them
 Row = dict[str, Any]
 
 
@@ -158,13 +158,11 @@ def _histogram(before: Counter[int], after: Counter[int], n: int) -> str:
 
 
 def _digest_of_weights(policy: Policy) -> str:
-    """Hash the weights, sampled thinly where they are frozen; an untrained LoRA has the same hash for every seed."""
-    digest = hashlib.sha256()
+    """Hash the frozen weights and those that training changes; an untrained LoRA has the same hash for every seed."""
+    digest = hashlib.sha256(digest_of(frozen(policy.model)).encode())
     for name, weight in policy.model.named_parameters():
-        if "lora_A" not in name and not weight.is_meta:
-            values = weight.detach().flatten()
-            stride = STRIDE if weight.requires_grad else max(STRIDE, len(values) // SAMPLE)
-            digest.update(values[::stride].float().cpu().numpy().tobytes())
+        if weight.requires_grad and "lora_A" not in name:
+            digest.update(weight.detach().flatten()[::STRIDE].float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -13,7 +12,7 @@ from typing import Any
 
 from rloo_kit.errors import ConfigError, OutOfMemoryError, RunFolderError
 from rloo_kit.memory import out_of_memory
-from rloo_kit.memory.policy_tensors import is_lora, quantisation_tensors
+from rloo_kit.memory.policy_tensors import digest_of, frozen, quantisation_tensors
 from rloo_kit.policy.thinking import setting_of
 from rloo_kit.redact import without_secrets
 from rloo_kit.session import output
@@ -41,7 +40,6 @@ RunFacts = dict[str, Any]
 HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 LORA = ("r", "lora_alpha", "use_rslora", "target_modules")  # these decide what an adapter's weights mean
 VERSION = 4  # of run_facts's facts; where a checkpoint has another or none, only the LoRA's scale is compared
-SAMPLE = 1024  # values of each frozen tensor that go into the digest: merging a LoRA changes most of them
 
 NOT_COMPARED = re.compile(
     "_|output_dir|run_name|report_to|project|trackio|hub|push|log|save|load_best|metric|greater|eval|per_device_eval|do_|"
@@ -347,27 +345,17 @@ def scaling_of(folder: Path) -> dict[str, object]:
 
 
 def policy_facts(model: torch.nn.Module, reference: torch.nn.Module | None = None) -> dict[str, object]:
-    """A policy's LoRA, and its frozen weights, or its reference's if all are trained: how they were loaded, and a
-    digest, rounded to bfloat16 so that float32 agrees; empty if there are none, or not all are in this process."""
-    digest, parameters = hashlib.sha256(), list(model.named_parameters())
-    packed = any(quantisation_tensors(p) for _, p in parameters)
-    first = next(p for _, p in parameters if p.is_floating_point())
-    frozen = [(n, p) for n, p in parameters if not p.requires_grad and not is_lora(n)]
-    frozen = frozen or list(reference.named_parameters() if reference is not None else ())
-    complete = bool(frozen) and not any(p.is_meta or not p.numel() for _, p in frozen)
-    for name, parameter in frozen if complete else ():
-        digest.update(name.replace(".base_layer", "").encode())
-        for tensor in (parameter.detach(), *quantisation_tensors(parameter)):
-            flat = tensor.reshape(-1)
-            sample = flat[:: max(1, len(flat) // SAMPLE)][:SAMPLE].cpu()
-            sample = sample.bfloat16().view(torch.int16) if sample.is_floating_point() else sample
-            digest.update(sample.numpy().tobytes())
+    """A policy's LoRA, how its weights were loaded, and a digest of its frozen ones (its reference's, if all are
+    trained)."""
+    parameters = list(model.parameters())
+    packed = any(map(quantisation_tensors, parameters))
+    first = next(parameter for parameter in parameters if parameter.is_floating_point())
     lora = getattr(model, "peft_config", {}).get("default")
     values = {name: getattr(lora, name) for name in LORA if lora is not None}
     return {
         "bits": 4 if packed else 16,
         "loaded": f"{first.device.type}, 4 bit" if packed else str(first.dtype).removeprefix("torch."),
-        "base_weights": digest.hexdigest()[:16] if complete else "",
+        "base_weights": digest_of(frozen(model) or dict(reference.named_parameters() if reference is not None else ())),
         **{name: sorted(value) if isinstance(value, set) else value for name, value in values.items()},
     }
 
