@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from rewards.errors import RewardCallError
-from rewards.numbers import Number, to_number
+from rewards.numbers import to_number
 
 Pair = tuple[str, str]
 
@@ -55,8 +55,7 @@ def pair(value: str, gold: str) -> Pair | None:
     if len(formulas) == 1 and not re.search(r"[\d\\]", value.replace(formulas[0][0], "")):
         value = next(filter(None, formulas[0].groups()))
     gold, value = _bare(gold), _bare(value)
-    unit, golds_unit = _unit(value), _unit(gold)
-    if unit is None or (golds_unit and not unit.same(golds_unit)):
+    if not _same_text_after(value, gold):
         return None
     gold = _MEMBER.sub("", _TEXT_AFTER.sub("", gold))
     value = _in_the_golds_shape(_TEXT_AFTER.sub("", value), gold)
@@ -91,11 +90,14 @@ def _bare(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
-def _unit(text: str) -> Number | None:
-    """Return 1 of the unit that the text ends with, if any; None if it ends with other words, such as "squared"."""
-    tail = _TEXT_AFTER.search(text)
-    one = to_number(f"1 {tail[0]}".replace(".", " ") if tail else "1", alone=True)  # sq. units
-    return one if one and one.value == 1 else None
+def _same_text_after(value: str, gold: str) -> bool:
+    """Whether the answer ends in the gold answer's words, in the same unit, or in one that the gold answer leaves out;
+    words that are no unit, such as "squared", change a value."""
+    tails = [match[0] if (match := _TEXT_AFTER.search(text)) else "" for text in (value, gold)]
+    if not tails[0] or tails[0].split() == tails[1].split():
+        return True
+    one, golds = (to_number(f"1 {tail}".replace(".", " "), alone=True) for tail in tails)  # sq. units
+    return bool(one and one.value == 1 and (golds is None or one.same(golds)))
 
 
 def _in_the_golds_shape(value: str, gold: str) -> str:

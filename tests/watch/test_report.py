@@ -56,6 +56,8 @@ def test_where_nothing_was_learned_it_says_how_small_a_gain_could_have_been_seen
         assert re.search(r"no sure rise: reward 0.3\d+ .* could detect a change of 0\.\d+", text)
     for shown in (flat[:9], list(read(file_of("nothing learned.mended")).entries)):
         assert "no sure rise" not in str(rloo_kit.diagnose(shown)), "too few steps, or a rise"
+    with pytest.raises(ValueError, match="held_out"):
+        rloo_kit.diagnose(flat, held_out=-5)
 
 
 @pytest.mark.parametrize(("problems", "accuracy"), [(200, 0.5), (1000, 0.3), (400, 0.8)])
