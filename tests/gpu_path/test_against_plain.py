@@ -9,9 +9,8 @@ import pytest
 from benchmarks.gpu.correct import IN_FLOAT32, SETTINGS
 from benchmarks.gpu.runner import PASSED, Figure
 
+pytestmark = pytest.mark.long  # make gpu-path; tests/train/test_update.py compares the formulas without a card
 CARDS = {"bfloat16": "rtx 3090", "float16": "t4"}  # the T4 uses a loss scaler
-# Takes two minutes; tests/train/test_update.py also compares the formulas without a card.
-DTYPES = ["bfloat16", pytest.param("float16", marks=pytest.mark.long)]
 BASES = ("4 bit", "16 bit")
 GRADIENTS = {
     "bfloat16": [f"{base}, bfloat16, rloo, beta 0" for base in BASES],
@@ -20,7 +19,7 @@ GRADIENTS = {
 }
 
 
-@pytest.fixture(scope="module", params=DTYPES)
+@pytest.fixture(scope="module", params=CARDS)
 def dtype(request):
     return str(request.param)
 

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.gpu import checks
 from benchmarks.gpu.runner import MEASURED, PASSED
 
-pytestmark = pytest.mark.long  # make gpu-path; make test runs the command for test_against_plain.py
+pytestmark = pytest.mark.long  # make gpu-path
 CHECKS = ("memory/qwen3-4b", "hygiene", "memory/qwen3-8b", "speed", "correct/save and resume", "correct/fp16")
 CHECKS += ("correct/learns", "4-bit")
 

@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import ROOT
 
 RUN = ROOT / "tests" / "gpu_path" / "run_as_user.py"
+pytestmark = pytest.mark.long  # make gpu-path; make test runs the README on a card (test_readme.py)
 STEP, HEAD = re.compile(r" +\d+/\d+ +[+-]\d"), re.compile(r" +step  reward")
 AGAIN = "again, truncated and accumulated"
 CARD = "rtx 4060"
@@ -37,7 +38,7 @@ def parts(text: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.fixture(scope="module", params=[CARD, pytest.param("cpu", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=PLACES)
 def said(request, script, tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("user") / "run")
     if request.param == CARD:
