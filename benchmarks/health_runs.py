@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import rewards
-from rloo_kit.watch.statistics import Entry, Known, Log, rounds
+from rloo_kit.watch.statistics import Entry, Known, Log, rounds, term_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -127,7 +127,8 @@ def read(file: Path) -> Log:
     """Return a recorded run's log, with what its trainer would know of it."""
     run = json.loads(file.read_text())
     stock = {"world_size": 1, "generation_batch_size": None, "reward_weights": None, "num_iterations": 1}
-    return Log(rounds(run["log_history"]), Known.of(SimpleNamespace(**{**stock, **run["config"]}), JUDGES))
+    entries, config = rounds(run["log_history"]), SimpleNamespace(**{**stock, **run["config"]})
+    return Log(entries, Known.of(config, JUDGES, term_names(entries[0])))
 
 
 def train(config: dict[str, Any]) -> list[Entry]:

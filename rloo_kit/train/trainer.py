@@ -134,7 +134,8 @@ class RLOOTrainer(RolloutTrainer):
         if self.args.progress:
             self.add_callback(ProgressCallback())
         handler = HANDLERS.get(self.args.on_unhealthy, self.args.on_unhealthy)
-        self.add_callback(HealthCallback(handler, judged_by(self.reward_funcs, self.reward_func_names)))
+        judges = judged_by(self.reward_funcs, self.reward_func_names)
+        self.add_callback(HealthCallback(handler, judges, self.reward_func_names))
         self.add_callback(Updates(self))
 
     # --- from prompts to advantages -----------------------------------------------------------------------

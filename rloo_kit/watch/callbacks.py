@@ -6,7 +6,7 @@ Each callback writes on the main process only, and changes no setting.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.session import output
 from rloo_kit.watch import plots
 from rloo_kit.watch.diagnose import clock
-from rloo_kit.watch.statistics import Known, Log, rounds
+from rloo_kit.watch.statistics import Known, Log, rounds, term_names
 from rloo_kit.watch.symptoms import Episodes, Finding
 
 Logs = Mapping[str, float | None]
@@ -35,19 +35,27 @@ class HealthCallback(TrainerCallback):
             :class:`Finding` instead of the print, on the main process.  None means the config's ``on_unhealthy``,
             or "warn".
         judges: what reward functions judge, by metric name, as for :func:`rloo_kit.diagnose`; see ``judged_by``.
+        rewards: the trainer's ``reward_func_names``, to which ``reward_weights`` belong; without them, the names of the
+            first entry that is logged.
 
     Raises:
         ConfigError: ``on_unhealthy`` is anything else.
     """
 
-    def __init__(self, on_unhealthy: OnUnhealthy | None = None, judges: Mapping[str, Judges] | None = None) -> None:
+    def __init__(
+        self,
+        on_unhealthy: OnUnhealthy | None = None,
+        judges: Mapping[str, Judges] | None = None,
+        rewards: Sequence[str] = (),
+    ) -> None:
         if not (callable(on_unhealthy) or on_unhealthy in (None, "warn", "stop")):
             raise ConfigError(
                 'on_unhealthy must be "warn", "stop" or a function',
                 where=f"HealthCallback(on_unhealthy={on_unhealthy!r})",
                 todo='leave it at "warn", or pass a function that takes the Finding',
             )
-        self.on_unhealthy, self.judges, self._episodes = on_unhealthy, judges, Episodes()
+        self.on_unhealthy, self.judges, self.rewards = on_unhealthy, judges, rewards
+        self._episodes = Episodes()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Read what a resumed run has already logged, so that no symptom is reported twice."""
@@ -55,7 +63,10 @@ class HealthCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Look at the log so far, and report each episode that begins."""
-        if not logs or "grad_norm" not in logs or not (log := self._log(args, state)):
+        if not logs or "grad_norm" not in logs:
+            return
+        self.rewards = self.rewards or term_names(logs)
+        if not (log := self._log(args, state)):
             return
         handler = self.on_unhealthy or getattr(args, "on_unhealthy", "warn")
         for finding in self._episodes.look(log):
@@ -69,7 +80,7 @@ class HealthCallback(TrainerCallback):
                 control.should_save = control.should_save or not finding.symptom.startswith("non-finite")
 
     def _log(self, args: Any, state: Any) -> Log:
-        return Log(rounds(state.log_history), Known.of(args, self.judges))
+        return Log(rounds(state.log_history), Known.of(args, self.judges, self.rewards))
 
 
 # label, metric, width, format

@@ -51,6 +51,7 @@ def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = 
     """
     history: Any = source
     folder, where, settings = None, caller, None
+    names: Sequence[str] = ()
     if isinstance(source, str | os.PathLike):
         place, where = Path(source).expanduser(), f"{caller}, {source}"
         folder = place if place.is_dir() else place.parent
@@ -69,10 +70,11 @@ def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = 
                 todo=f"name a {STATE}, a checkpoint, or an output_dir that has one of them",
             ) from error
         settings = _settings(manifest_of(folder).get("run") or manifest_of(newest).get("run"))
+        names = getattr(settings, "reward_func_names", ())
     elif not isinstance(source, Sequence) and hasattr(source, "state"):
         history, settings = source.state.log_history, source.args
         folder = Path(settings.output_dir) if settings.output_dir else None
-        names = getattr(source, "reward_func_names", None)
+        names = getattr(source, "reward_func_names", ())
         judges = {**judged_by(getattr(source, "reward_funcs", ()), names), **(judges or {})}
     if not isinstance(history, list | tuple) or not all(isinstance(entry, Mapping) for entry in history):
         raise ConfigError(
@@ -92,15 +94,15 @@ def read_run(source: Source, caller: str, judges: Mapping[str, Judges] | None = 
             todo="call trainer.train() first, or name its folder",
         )
     if settings:
-        return Run(history, Log(steps, Known.of(settings, judges)), folder, "")
+        return Run(history, Log(steps, Known.of(settings, judges, names)), folder, "")
     known = Known.guessed(steps, judges)
     assumed = f"{known.completions} completions a step, {known.groups} groups or more"
     return Run(history, Log(steps, known), folder, f"assumed, by the log alone: {assumed}")
 
 
-def judged_by(reward_funcs: Sequence[object], names: Sequence[str] | None = None) -> dict[str, Judges]:
+def judged_by(reward_funcs: Sequence[object], names: Sequence[str] = ()) -> dict[str, Judges]:
     """Metric name -> "answer", "form" or "length": what each reward function's attribute ``judges`` says it judges.
-    ``names`` are a trainer's ``reward_func_names``; None means the functions' own."""
+    ``names`` are a trainer's ``reward_func_names``; without them the functions' own are taken."""
     names = names or [reward_name(function) for function in reward_funcs]  # type: ignore[arg-type]
     judged = zip(names, map(judges_of, reward_funcs), strict=True)
     return {name: what for name, what in judged if what}
@@ -115,7 +117,9 @@ def _settings(run: Any) -> Any | None:
         config = SimpleNamespace(**{"num_iterations": 1, "steps_per_generation": None, **run["settings"]})
         batches = config.steps_per_generation or config.gradient_accumulation_steps
         config.generation_batch_size = config.per_device_train_batch_size * batches
-        config.reward_weights = [float(reward.rsplit(" x ", 1)[1]) for reward in run["rewards"]]
+        named = [reward.rsplit(" x ", 1) for reward in run["rewards"]]
+        config.reward_func_names = [name for name, _ in named]
+        config.reward_weights = [float(weight) for _, weight in named]
         config.world_size = 1
         return config
     return None

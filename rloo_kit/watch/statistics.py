@@ -101,21 +101,22 @@ class Known:
 
     completions: int = COMPLETIONS  # per update, or per generation batch if that is more
     groups: int = 1  # likewise
-    weights: tuple[float, ...] | None = None  # of the reward functions, in the log's order
+    weights: Mapping[str, float] = field(default_factory=dict)  # of the reward functions, by metric name
     args: trl.RLOOConfig | None = None
     updates: int = 1  # per generation batch: num_iterations, steps_per_generation
     batches: int = 1  # generation batches per update; a reward's logged spread is the spread within one
     judges: Mapping[str, Judges] = field(default_factory=dict)  # by metric name
 
     @classmethod
-    def of(cls, args: trl.RLOOConfig, judges: Mapping[str, Judges] | None = None) -> Known:
-        """Take what is known from the config of a TRL trainer."""
+    def of(cls, args: trl.RLOOConfig, judges: Mapping[str, Judges] | None = None, rewards: Sequence[str] = ()) -> Known:
+        """Take what is known from the config of a TRL trainer.  ``rewards`` are its ``reward_func_names``: the config
+        has weights without names, and transformers sorts the names of a state on disk."""
         step = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
         completions = max(step, args.generation_batch_size or 0)
         return cls(
             completions=completions,
             groups=max(1, completions // args.num_generations),
-            weights=tuple(args.reward_weights) if args.reward_weights else None,
+            weights=dict(zip(rewards, args.reward_weights or (), strict=False)),
             args=args,
             updates=completions // step * args.num_iterations,
             batches=max(1, completions // (args.generation_batch_size or completions)),
@@ -275,9 +276,9 @@ class Log:
     def weights(self) -> dict[str, float]:
         """Weights of the reward functions, by name.  If none are known, each is 1 if the functions' means add up to the
         reward; else the result is empty."""
-        names, entry = self.names, self.entries[-1]
         if self.known.weights:
-            return dict(zip(names, self.known.weights, strict=False))
+            return dict(self.known.weights)
+        names, entry = self.names, self.entries[-1]
         total = sum(entry[term(name)] or 0.0 for name in names)
         adds_up = math.isclose(total, entry["reward"] or 0.0, rel_tol=1e-2, abs_tol=1e-3)
         return dict.fromkeys(names, 1.0) if adds_up else {}

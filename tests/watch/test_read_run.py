@@ -7,8 +7,9 @@ import pytest
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
+from rloo_kit.watch.callbacks import HealthCallback
 from rloo_kit.watch.read_run import MANIFEST, RECIPE, read_run
-from tests.watch.logs import LOG, history, trainer_of
+from tests.watch.logs import LOG, history, play, terms, trainer_of, trl_config
 
 
 def checkpoint(folder, state):
@@ -93,4 +94,24 @@ def test_batch_k_and_weights_are_read_from_a_checkpoint_and_what_is_not_known_is
         assert [finding.symptom for finding in report.findings] == ["truncation"], source
         assert "assumed" not in str(report)
     known = read_run(tmp_path, "plot").log.known
-    assert (known.completions, known.groups, known.batches, known.weights) == (256, 32, 1, (0.8, 0.2))
+    assert (known.completions, known.groups, known.batches, known.weights) == (256, 32, 1, {"right": 0.8, "form": 0.2})
+
+
+def test_weights_belong_to_the_rewards_they_were_given_for_although_a_state_on_disk_has_its_names_sorted(tmp_path):
+    """By the order of the file, the spread of ``brevity`` would drown that of ``right``."""
+    entries = history(30, **terms(right=(0.4, 0.5), brevity=(20.0, 6.0)))
+    weights = {"right": 1.0, "brevity": 0.01}
+    state = json.dumps({"global_step": 30, "log_history": entries}, sort_keys=True)
+    of_disk = json.loads(state)["log_history"]
+    (checkpoint(tmp_path / "checkpoint-30", state) / MANIFEST).write_text(
+        json.dumps({"run": {"settings": vars(trl_config()), "rewards": [f"{n} x {w}" for n, w in weights.items()]}})
+    )
+    trainer = trainer_of(of_disk, reward_funcs=[print, print], reward_func_names=list(weights))
+    trainer.args.reward_weights = list(weights.values())
+    for source in (tmp_path, trainer):
+        assert read_run(source, "plot").log.weights() == weights
+        assert rloo_kit.diagnose(source).healthy
+    found = []
+    play(HealthCallback(found.append), [*of_disk[:20], *entries[20:]], seen=20, reward_weights=[1.0, 0.01])
+    play(HealthCallback(found.append, rewards=list(weights)), of_disk, reward_weights=[1.0, 0.01])
+    assert found == []

@@ -128,7 +128,7 @@ def test_a_collapse_at_the_first_update_is_seen_against_the_only_entry_before_it
 
 @pytest.mark.parametrize(("prompts", "k"), [(4, 2), (2, 4), (1, 8), (4, 8)])
 def test_chance_alone_is_called_a_collapse_or_zero_variance_groups_in_one_run_of_100(prompts, k):
-    known = Known(prompts * k, prompts, (1.0,))
+    known = Known(prompts * k, prompts)
     runs = [symptoms(chance_rewards(seed, prompts, k), known) for seed in range(20)]
     false = [names for names in runs if set(names) - {"nothing learned"}]
     # A rule that errs in one run of 100 errs in two or more of 20 runs with probability 1.7 %.
