@@ -67,10 +67,11 @@ def stated(text: str, form: str = "auto", kind: str = "number") -> list[str]:
         values = list(dict.fromkeys(_boxed(text, in_text or [])))
         return values if len(values) <= MOST else []
     lines = list(_LINE.finditer(text)) if free or form == "####" else []
+    tags = _TAG.findall(text)[-1:] if free or form == "<answer>" else []
     if lines and (form == "####" or not text[lines[-1].end() :].strip()):
-        return [lines[-1][1].strip()]
-    if tags := _TAG.findall(text) if free or form == "<answer>" else []:
-        return [tags[-1].strip()]
+        return [lines[-1][1].strip(), *map(str.strip, tags)]
+    if tags:
+        return [tags[0].strip()]
     return guessed(text, kind) if free else []
 
 
@@ -132,7 +133,8 @@ _DOUBT = re.compile(
 )
 _TAKEN_BACK = re.compile(
     r"\b(?:wrong|incorrect|mistake|scratch|disregard|ignore|actually|oops|correction|withdr\w+|reject|kidding|"
-    r"make (?:that|it)|second thoughts?|not (?:right|correct))\b",
+    r"make (?:that|it)|second thoughts?|not (?:right|correct))\b"
+    r"|(?:^|[.!?\n])\W{0,3}(?:no|wait|hmm+|sorry|or|rather)\b[^\n]{0,40}?\d",
     re.IGNORECASE,
 )
 _SIGNS = {
@@ -202,6 +204,9 @@ _PRODUCT = re.compile(r"(?!.*(.).*\1)[a-df-hj-np-tv-z]{3,4}")
 def _pairs(value: str, gold: str) -> list[Pair]:
     """Return the pairs that math-verify must find equal, one per side of an equation; empty if they cannot be."""
     gold = readable(gold).strip(" .")
+    if (its := _clock(gold)) and its[2]:
+        mine = _clock(value)
+        return [(gold, gold)] if mine and mine[:2] == its[:2] and mine[2] in ("", its[2]) else []
     if _IN_TEXT.fullmatch(gold) or (_WORDS.fullmatch(folded(gold)) and not _PRODUCT.fullmatch(gold)):
         same = re.sub(r"\s*,\s*", ",", folded(value)) == re.sub(r"\s*,\s*", ",", folded(gold))
         return [(gold, gold)] if same else []
@@ -209,15 +214,42 @@ def _pairs(value: str, gold: str) -> list[Pair]:
     return [side for side in sides if side] if all(sides) else []
 
 
+def _clock(text: str) -> tuple[int, int, str] | None:
+    # 4:30 PM as hour, minute and half of the day, if that is named.
+    time = re.fullmatch(r"(?i)(\d{1,2})(?::(\d\d))?(?:\s*([ap])\.?\s?m)?", plain(text).replace("{:}", ":").strip(" $."))
+    return (int(time[1]), int(time[2] or 0), (time[3] or "").lower()) if time else None
+
+
+_NAMED = re.compile(r"(.*?)\b([^\W\d_]{2,})[^\w:=]{0,3}\d", re.DOTALL)  # June 20, Figure 2
+_UNNAMED = ("Answer", "Total", "Result", "About", "Approximately", "Around", "Roughly", "Exactly", "Only")
+
+
 def _other_name(value: str, gold: str) -> bool:
-    # Whether the answer and the gold answer each name a variable that the other lacks: y = 2 for x = 2.
+    # Whether the answer and the gold answer each name what the other does not: y = 2 for x = 2, July 20 for June 20.
+    its, mine = (_NAMED.match(plain(text)) for text in (gold, value[:_SPAN]))
+    if its and mine and its[2].istitle() and its[2] not in _UNNAMED:
+        return its[2].lower() != mine[2].lower() or bool(_DOUBT.search(mine[1]))
     texts = [re.sub(r"\\[A-Za-z]+", "", text) for text in (value, gold)]
     of_value, of_gold = (re.match(r"[\s$]*([A-Za-z])\s*=", text) for text in texts)
     return bool(of_value and of_gold and of_value[1] not in texts[1] and of_gold[1] not in texts[0])
 
 
+# What does not make an expression of a side: a subscript, an inverse, a function's argument, a command such as \\angle.
+_NO_OPERATION = re.compile(
+    r"_(?:\{[^{}]*\}|\w)|(?<=[A-Za-z])(?:\^\s*\{?-1\}?)?\s?\([^()]*\)|\\(?!sqrt|cdot|times)[A-Za-z]+"
+)
+_UNKNOWN = re.compile(r"(?<![A-Za-z\\])(?:[A-Za-z]|[xyz]{2,3})(?![A-Za-z]|-[A-Za-z]{2})")
+
+
+def _is_equation(gold: str) -> bool:
+    # 2x + 3y = 6 and x = 2, y = 3 are equations; in f(3) = 5 and 2^6 = 64 only the value is asked for.
+    first, *others = _NO_OPERATION.sub("", plain(readable(gold))).split("=")[:-1] or [""]
+    several = any(_UNKNOWN.search(side) and re.search(r"[,;]|\b(?:or|and)\b", side) for side in others)
+    return several or bool(_UNKNOWN.search(first) and re.search(r"[-+*/^\d]|\\", first))
+
+
 def _numeric(gold: str) -> bool:
-    return to_number(readable(gold)) is not None
+    return to_number(readable(gold)) is not None and not _is_equation(gold)
 
 
 # A lone capital letter is a choice, unless it is the article or the pronoun that begins a clause.
@@ -398,7 +430,7 @@ def answer_reward(
         form: where to read the answer; ask for it in the prompt with ``rewards.instruction(form)``.  ``"boxed"``:
             ``\boxed{}``; boxes that differ earn nothing.  ``"####"``, ``"<answer>"``: the last line or tag.
             ``"whole"``: all text after the thought, a value with its unit.  ``"auto"``, ``"prose"``: the box, else the
-            line, else the tag, else a guess from English prose, which refuses if in doubt.
+            line and the tag, else a guess from English prose, which refuses if in doubt.
         column: the dataset's column of gold answers.
         tokens: the thought's markers; with ``prompt_opens``, a completion that never closes its thought has no answer.
         tokenizer: decodes the answer from its ids.  Without it, if the text has </think> more often than the ids, the

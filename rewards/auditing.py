@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from rewards.answers import FORMS
 from rewards.audit_cases import CASES, CONTESTED, NOTHING, PAYS, Band, Case, Sample, Writer, task_rows
 from rewards.errors import check_choice, invalid
-from rewards.trl_interface import Aim, Reward, Scores, call_reward, check_signature, reward_name, said_by
+from rewards.trl_interface import Aim, Reward, Scores, call_reward, check_signature, reward_name, said_by, trl_keywords
 
 Outcome = Literal["exploit", "refusal", "error", "ok", "contested", "none"]
 Rows = list[tuple[str, ...]]
@@ -302,13 +302,6 @@ class _Caller:
         if self.chat:
             completions = [[{"role": "assistant", "content": text}] for text in completions]
             prompts = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
-        return call_reward(
-            self.reward,
-            prompts=prompts,
-            completions=completions,
-            completion_ids=[list(sample.ids) for sample in samples],
-            trainer_state=SimpleNamespace(global_step=0, max_steps=1, epoch=0.0),
-            log_extra=lambda column, values: None,
-            log_metric=lambda name, value: None,
-            **{key: [row[key] for row in rows] for key in rows[0] if key != "prompt"},
-        )
+        given = {"prompts": prompts, "completions": completions, "completion_ids": [list(one.ids) for one in samples]}
+        state = SimpleNamespace(global_step=0, max_steps=1, epoch=0.0)
+        return call_reward(self.reward, **trl_keywords(rows, **given, trainer_state=state))

@@ -86,6 +86,7 @@ def _bare(text: str) -> str:
     text = re.sub(r"^\\(?:text|boxed|fbox)\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", r"\1", text)
     text = re.sub(r"^\\[\[(]|\\[\])]$", "", text).strip(" .*\n`।。")
     text = re.sub(r"\\mathrm\s*\{\s*([ei])\s*\}", r"\1", text)
+    text = re.sub(r"\\log_\s*(?:\{e\}|e(?![a-z]))", r"\\ln ", text)
     text = re.sub(r"\\varnothing|\\\{ ?\\\}", r"\\emptyset", text).replace(r"\ge ", r"\geq ")
     return re.sub(r"\s+", " ", text)
 

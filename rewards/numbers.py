@@ -114,12 +114,18 @@ def _slack(gold: Fraction, tolerance: float) -> Fraction:
     return max(Fraction(tolerance), Fraction(0 if exact else 1, 10**6)) * abs(gold)
 
 
+# Abbreviations whose letters also stand in order in other words: m in miles, km in kilograms per minute.
+_FIRST_LETTERS = {"m": "m(?:[eè]t|in)", "cm": "centi", "km": "kil[oó]m", "mm": "milli", "g": "gram", "kg": "kilog"}
+
+
 def _same_unit(mine: str, gold: str) -> bool:
     # A missing unit matches any; an abbreviation matches its word: "kilometer" has the letters of "km" in order.
     short, long = sorted((mine, gold), key=len)
     if not short or short == long:
         return True
-    return len(long) > 3 and re.match(".*".join(map(re.escape, short)), long) is not None
+    start = _FIRST_LETTERS.get(short.rstrip("123"), "")
+    in_order = re.match(".*".join(map(re.escape, short)), long)
+    return len(long) > 3 and bool(in_order and re.match(start, long))
 
 
 _SCALES = {
@@ -131,6 +137,7 @@ _SCALES = {
 _KILO = re.compile("千[米克瓦卡赫伏]")
 _MONEY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee", "¢": "cent"}
 _MONEY |= {"usd": "dollar", "eur": "euro"}
+_IN_FULL = {**_MONEY, "mph": "milehour", "kph": "kilometerhour"}
 _MULTIPLES = (7, 10, 12, 24, 60, 100, 1000, 1440, 3600)
 _LETTERS = "mgshlcdtLVNJWACFKHTM"  # units of one letter; any other letter is an unknown
 
@@ -145,7 +152,7 @@ _NUMBER = re.compile(
 )
 # Directly before a number, these words change it or deny it: "more than 42", "half of 42".
 _BEFORE = re.compile(
-    r"\b(?:not|no|never|but|except|than|least|most|over|under|above|below|between|either|or|twice|double|half|of (?=$)"
+    r"\b(?:not|no|never|but|except|than|least|most|over|under|above|below|between|either|or|twice|double|half|almost|nearly"
     r"|root|sqrt|ln|log|sin|cos|tan|squared?|minus|moins|menos|минус|plus|times|up to|if|step|part|problem|question)"
     r"\s*(?:of\s*)?(?:the\s*|an?\s*|\W)*$|n['’]t\s*$",
     re.IGNORECASE,
@@ -217,8 +224,7 @@ def conversion(text: str) -> list[Number]:
 
 
 def _single(text: str, alone: bool, currency: str) -> Number | None:
-    if power := re.fullmatch(r"(-?)10\s*\^\s*\{?\s*(-?\d{1,2})\s*\}?(\s+[A-Za-z]+)?", text.strip()):
-        return Number(Fraction(10) ** int(power[2]) * (-1 if power[1] else 1))
+    text = re.sub(r"^(-?)10\s*\^\s*\{?\s*(-?\d{1,2})\s*\}?(?=\s+[A-Za-z]|$)", r"\g<1>1e\2", text.strip())
     # A unit's power is not a second number, and brackets around a lone number are not an operator.
     without_powers = re.sub(r"(?<=[A-Za-zµ])\s*\^\s*\{?\s*-?[1-3]\s*\}?", lambda m: " " * len(m[0]), text)
     found = list(_NUMBER.finditer(without_powers))
@@ -228,6 +234,8 @@ def _single(text: str, alone: bool, currency: str) -> Number | None:
     before, after = text[: match.start()].rstrip(": "), text[match.end() :]
     if bracketed := before.endswith("(") and after.lstrip().startswith(")"):
         before, after = before[:-1], after.lstrip()[1:]
+        if re.search(r"(?<![A-Za-z])[A-Za-z]\Z", before):
+            return None  # f(2)
     unit = _UNIT.match(after)
     rest = after[unit.end() :] if unit else after
     value = _value(match)
@@ -266,7 +274,7 @@ def _with_unit(value: Fraction, percent: bool, unit: re.Match[str] | None, curre
 
 def _unit_name(word: str, rest: str, power: str) -> str:
     # "square meters" and "m^2" share their letters and their power.
-    words = [_MONEY.get(one, one) for one in re.findall(r"[^\W\d_]+", f"{word}{rest}".lower())]
+    words = [_IN_FULL.get(one, one) for one in re.findall(r"[^\W\d_]+", f"{word}{rest}".lower())]
     dimension = {"square": "2", "sq": "2", "cubic": "3"}.get(words[0], "")
     if dimension and len(words) > 1:
         words, power = words[1:], dimension

@@ -16,7 +16,7 @@ import os
 import sysconfig
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -36,8 +36,19 @@ Aim = Literal["answer", "thought", "both"]
 
 #: What TRL 1.15 passes to every reward besides the dataset's columns (``_calculate_rewards``).
 TRL_KEYWORDS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-UNSEEN = ("prompt", "completion")  # columns that TRL does not pass to rewards
+UNSEEN = ("prompt", "completion", "completion_ids")  # columns that TRL does not pass to rewards
 LIMIT = 1e6
+
+
+def passed_columns(columns: Iterable[str]) -> list[str]:
+    """Those of a dataset's columns that TRL passes to rewards."""
+    return [name for name in columns if name not in UNSEEN]
+
+
+def trl_keywords(rows: Sequence[Mapping[str, Any]], **given: Any) -> dict[str, Any]:
+    """What TRL passes to a reward for a dataset's rows: their columns, and the ``given`` of :data:`TRL_KEYWORDS`."""
+    columns = {name: [row.get(name) for row in rows] for name in passed_columns(rows[0])}
+    return {**columns, "log_extra": lambda column, values: None, "log_metric": lambda name, value: None, **given}
 
 
 def _inner(reward: Any) -> Any:

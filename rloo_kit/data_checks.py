@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
-from rewards.trl_interface import UNSEEN, members, reward_name, said_by
+from rewards.trl_interface import members, passed_columns, reward_name, said_by
 from rloo_kit.errors import DatasetError, RewardError
 from rloo_kit.policy.thinking import check_thinking
 
@@ -203,7 +203,7 @@ def check_thoughts(reward_funcs: Sequence[object], tokenizer: PreTrainedTokenize
 def reward_columns(dataset: Dataset | IterableDataset) -> list[str] | None:
     """Return the columns that rewards receive besides TRL's own keywords; None if the dataset's are unknown."""
     columns = dataset.column_names or list(next(iter(itertools.islice(dataset, 1)), {}))
-    return [column for column in columns if column not in UNSEEN] if columns else None
+    return passed_columns(columns) if columns else None
 
 
 def distinct(names: Sequence[str]) -> list[str]:

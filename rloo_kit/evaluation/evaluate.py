@@ -14,7 +14,7 @@ from typing import Any
 
 import rewards
 from rewards.answers import answer_reward
-from rewards.trl_interface import Reward, full_score, judges_of, reward_name
+from rewards.trl_interface import Reward, full_score, judges_of, passed_columns, reward_name
 from rloo_kit import argument_types, data_checks, tasks
 from rloo_kit.argument_types import Count, Seed
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
@@ -300,7 +300,7 @@ def _check(rows: Sequence[Row], funcs: list[Any], correct: Any, policy: Policy, 
                 where="evaluate(reward_funcs=...)",
                 todo=f"reward = rewards.reward_model({model}), and give it to both",
             )
-        rewards.check_signature(func, reward_calls.columns_of(rows[0]))
+        rewards.check_signature(func, passed_columns(rows[0]))
 
 
 def _quarters(completions: int, tokens: int) -> Callable[[int], None]:

@@ -6,14 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import rewards
-from rewards.trl_interface import UNSEEN, Reward, call_reward, full_score
+from rewards.trl_interface import Reward, call_reward, full_score, trl_keywords
 
 if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion
-
-
-def columns_of(row: Mapping[str, Any]) -> list[str]:
-    return [name for name in row if name not in UNSEEN]
 
 
 def score(reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Sequence[Completion]) -> list[float | None]:
@@ -24,16 +20,9 @@ def score(reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Sequen
         c.text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": c.text}]
         for row, c in zip(rows, completions, strict=True)
     ]
-    keywords: dict[str, Any] = {name: [row.get(name) for row in rows] for name in columns_of(rows[0])}
-    keywords |= {
-        "prompts": [row["prompt"] for row in rows],
-        "completions": texts,
-        "completion_ids": [list(c.ids) for c in completions],
-        "trainer_state": TrainerState(epoch=0.0),
-        "log_extra": lambda column, values: None,
-        "log_metric": lambda name, value: None,
-    }
-    return call_reward(rewards.guarded(reward), **keywords)
+    prompts, ids = [row["prompt"] for row in rows], [list(c.ids) for c in completions]
+    given = {"prompts": prompts, "completions": texts, "completion_ids": ids, "trainer_state": TrainerState(epoch=0.0)}
+    return call_reward(rewards.guarded(reward), **trl_keywords(rows, **given))
 
 
 def solved(reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Sequence[Completion]) -> list[bool | None]:

@@ -14,13 +14,13 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rewards.trl_interface import Reward, check_signature
+from rewards.trl_interface import Reward, check_signature, passed_columns
 from rloo_kit import argument_types, data_checks
 from rloo_kit.argument_types import Count, Seed, Share
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.memory.policy_tensors import digest_of, frozen
 from rloo_kit.session import distributed, output
-from rloo_kit.tasks.reward_calls import columns_of, solved
+from rloo_kit.tasks.reward_calls import solved
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -63,7 +63,7 @@ def within_reach(
     data_checks.check_rows(dataset, "within_reach")
     rows: list[Row] = list(dataset.take(min(n_prompts or len(dataset), len(dataset))))
     data_checks.check_prompts([row["prompt"] for row in rows], None, "dataset")
-    check_signature(reward, columns_of(rows[0]))
+    check_signature(reward, passed_columns(rows[0]))
     sampling = {"temperature": policy.checkpoint.temperature, **sampling, "max_new_tokens": max_new_tokens}
     head: Row = {"policy": policy.base, "weights": _digest_of_weights(policy), "thinking": policy.thinking}
     head |= {"seed": seed, "n": n, **sampling}

@@ -128,6 +128,15 @@ def test_a_reward_that_raises_is_reported_in_one_line_and_not_by_a_crash():
         result.raise_for(exploits=None)
 
 
+def test_a_reward_gets_the_columns_that_trl_passes_and_no_others():
+    def needs(completions, completion, answer, **kwargs):
+        return [1.0] * len(completions)
+
+    rows = [{"prompt": "?", "answer": "42", "completion": "42", "completion_ids": [1]}]
+    assert "'completion'" in audit(needs, rows=rows).headline
+    assert not audit(rewards.answer_reward(form="boxed"), rows=rows, form="boxed").errors
+
+
 IMPOSSIBLE = {
     "no aim 'style'": {"aim": "style"},
     "no form 'boxd'": {"form": "boxd"},
