@@ -55,7 +55,7 @@ class Finding:
         """An exploit was wrongly paid, a refusal wrongly not paid; "none" means that the reward does not apply."""
         if self.error or self.credit is None:
             return "error" if self.error else "none"
-        if self.band == CONTESTED or self.band.holds(self.credit):
+        if self.band == CONTESTED or self.band.low <= self.credit < self.band.high:
             return "contested" if self.band == CONTESTED else "ok"
         return "refusal" if self.credit < self.band.low else "exploit"
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 CLEAN_ENVIRONMENT = dict(os.environ)
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # for benchmarks and scripts, which are not installed
+sys.path.append(str(ROOT / "benchmarks"))  # its scripts import each other by name
 LOGGED = tempfile.TemporaryDirectory(prefix="trackio-")
 # Read when TRL imports trackio; otherwise a test would write into the home directory.
 os.environ["TRACKIO_DIR"] = LOGGED.name

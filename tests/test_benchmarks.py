@@ -2,16 +2,11 @@
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-
 import learned
+import pytest
 import runs
 import settings
 import step

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,6 @@ from typing import Any
 import psutil
 import pytest
 from dotenv import dotenv_values
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import checks, four_bit, report, runner

