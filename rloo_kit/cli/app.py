@@ -121,9 +121,11 @@ def train(config: ConfigFile, set_: Settings = None, dry_run: DryRun = False, re
     results = run.measured("before")
     trainer.kept_beside = {AS_RUN: as_run}
     trainer.train(resume_from_checkpoint=resume or None)
-    results |= run.measured("after")
-    if run.config.save is not None:
-        output.say(f"adapter: {run.policy.save(run.config.save, results=results)}")
+    try:
+        results |= run.measured("after")
+    finally:  # what was trained is kept, whatever a reward does now
+        if run.config.save is not None:
+            output.say(f"adapter: {run.policy.save(run.config.save, results=results)}")
 
 
 def evaluate(config: ConfigFile, adapter: Adapter = None, n: Problems = None, set_: Settings = None) -> None:

@@ -45,7 +45,8 @@ SECTIONS: dict[str, argument_types.Hint] = {
     "save": str,
 }
 ADVICE = {
-    "task": "write one name with its arguments: 'addition: {n_train: 500}'",
+    "policy": "write a name, 'policy: qwen3-1.7b', or load_policy's arguments below it",
+    "task": "write one task: 'task: questions.csv', or its name and arguments, 'addition: {n_train: 500}'",
     "rewards": "write a list: 'rewards: [task.correct]'",
 }
 
@@ -104,11 +105,11 @@ def load_config(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
     for setting in settings:
         _put(data, setting)
     at = partial(_at, os.fspath(file), faults)
-    for section in ("evaluate", "within_reach"):
+    for section in ("evaluate", "within_reach", "save"):
         with at(section):
             if section in data and data[section] is None:
-                todo = f"write {section}: {{}} for its defaults, or leave it out"
-                raise ConfigError("the section is empty", todo=todo)
+                least = "FOLDER" if section == "save" else "{} for its defaults"
+                raise ConfigError("the section is empty", todo=f"write {section}: {least}, or leave it out")
     data = _beside(_spelled_out(data), Path(file).absolute().parent)
     for section, value in {**dict.fromkeys(("task", "rewards")), **data}.items():
         with at(section):
@@ -150,6 +151,8 @@ def _check_entry(section: str, name: Any, value: Any) -> None:
     elif section == "task":
         check_known(name, TASKS, "there is no task", f"a file, or one of {', '.join(TASKS)}")
         check_arguments(getattr(tasks, name), value, f"tasks.{name}")
+        for file in (value[key] for key in FILES if isinstance(value.get(key), str) and not Path(value[key]).exists()):
+            raise ConfigError("there is no such file", where=file, todo="name it from the folder of this file")
     elif section == "rewards":
         reward_entries.check_entry(value)
     elif section in ("evaluate", "within_reach"):
@@ -192,7 +195,7 @@ def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:
             return value
         is_read = {
             "policy": name in ("name", "model_name") and is_folder(value, folder / value),
-            "task": name in FILES and (folder / value).exists(),
+            "task": name in FILES,
             "rewards": reward_entries.in_file(value),
         }
         return str(folder / value) if is_read.get(section) else value

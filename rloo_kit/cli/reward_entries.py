@@ -26,6 +26,7 @@ from rloo_kit import argument_types
 from rloo_kit.argument_types import did_you_mean
 from rloo_kit.errors import ConfigError
 
+NAMES = ("task.correct", "policy.tokenizer", "policy.tokens")
 PLAIN = (bool, int, float, str, type(None))
 # Names in annotations that their modules import only for type checkers.
 KNOWN = {"Policy": Any, "Form": Form, "Reward": Reward, "ThinkTokens": ThinkTokens}
@@ -46,6 +47,10 @@ def in_file(name: object) -> bool:
 def check_entry(entry: Any) -> None:
     """Check an entry by its text and the factories' signatures; nothing is run."""
     name, arguments = _call(entry)
+    if isinstance(entry, dict) and len(entry) > 1 and (first := str(next(iter(entry)))) in FACTORIES:
+        raise ConfigError(f"the arguments of {first} are beside it", todo=f"indent them under '{first}:'")
+    if in_file(name) and arguments is not None:
+        raise ConfigError("a function of a file takes no arguments", todo="set them in the file, by functools.partial")
     if name in FACTORIES and arguments is None:
         raise ConfigError(f"{name} makes rewards, and is not one itself", todo=f"write '{name}: {{}}'")
     if name not in FACTORIES and entry != "task.correct" and not in_file(entry):
@@ -68,6 +73,8 @@ def made(value: Any, known: Mapping[str, Any] | None = None) -> Any:
         check_arguments(FACTORIES[name], arguments, name)
         given = {key: made(one, known) for key, one in arguments.items()}
         return None if known is None else FACTORIES[name](**given)
+    if isinstance(value, str) and re.fullmatch(r"(task|policy)\.\w+", value):
+        check_known(value, NAMES, "there is no")
     if isinstance(value, dict) and "open_id" in value:
         return ThinkTokens(**value | {"eos_ids": tuple(value.get("eos_ids") or ())})
     return known.get(value, value) if known and isinstance(value, str) else value
@@ -127,7 +134,7 @@ def function_of(name: str) -> Any:
         module = sys.modules[key] = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
-        except Exception as error:  # a user's file may raise anything
+        except (Exception, SystemExit) as error:  # a user's file may raise anything
             del sys.modules[key]
             what = " ".join(f"{file.name} cannot be run: {type(error).__name__}: {error}".split())
             todo = f"correct its name, or repair it: python {file.name} shows more"

@@ -105,8 +105,7 @@ def assembled(config: Config) -> Run:
     takes = inspect.signature(make).parameters
     with config.at("task", name):
         task: Task = make(**{key: of_run[key] for key in of_run if key in takes} | arguments)
-    known = {"task.correct": task.correct, "policy.tokenizer": policy.tokenizer}
-    known["policy.tokens"] = policy.checkpoint.tokens
+    known = dict(zip(reward_entries.NAMES, (task.correct, policy.tokenizer, policy.checkpoint.tokens), strict=True))
     functions: list[Reward] = []
     for index, entry in enumerate(config.rewards):
         with config.at("rewards", index):

@@ -117,8 +117,11 @@ def settings_of(
     """Return what of a configuration affects memory and time; None, and unset values, mean the defaults.
 
     Raises:
-        ConfigError: a length or batch below 1.
+        ConfigError: a length or batch below 1, or a config without attributes.
     """
+    if config is not None and not hasattr(config, "__dict__"):
+        what, where = "a plan needs a configuration, not its settings alone", f"plan, got {type(config).__name__}"
+        raise ConfigError(what, where=where, todo="pass rloo_kit.RLOOConfig(**settings)")
     given = {} if config is None else PLAIN | {k: v for k, v in vars(config).items() if v is not None}
     given = {name: getattr(value, "value", value) for name, value in given.items()}  # transformers has enums
     chosen = {field.name: given.get(field.name, field.default) for field in fields(Configured)}

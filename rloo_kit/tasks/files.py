@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,8 @@ def from_file(
     if not all(sides):
         what = f"no problem is left {'to hold out' if sides[0] else 'to train on'}"
         todo = "look at kind=..., give more rows, or another held_out=... (a share, or a second file)"
+        if "longer than" in why:
+            todo = "lower max_completion_length (max_new_tokens here), or raise load_policy(max_seq_length=...)"
         raise DatasetError(what, where=f"{file}{why or ', which has too few rows to split'}", todo=todo)
     description = f"{file.name}: {len(sides[0])} to train on, {len(sides[1])} held out{why}"
     if why:
@@ -177,7 +180,7 @@ def read(file: Path, question: str, answer: str) -> list[Row]:
         what = "files of this kind are not read" if file.is_file() else "there is no such file"
         raise DatasetError(what, where=str(file), todo=f"give a {', '.join(ENDINGS)} file")
     try:
-        rows = _rows_of(file, {question: str, answer: str})
+        rows = _rows_of(file, (question, answer))
         columns = list(dict.fromkeys(name for row in rows for name in row))
     except Exception as error:  # pandas, json and pyarrow raise errors of many types
         said = (str(error).splitlines() or [type(error).__name__])[0][:200]
@@ -188,11 +191,14 @@ def read(file: Path, question: str, answer: str) -> list[Row]:
     for argument, name in (("question", question), ("answer", answer)) if rows else ():
         if name not in columns:
             what, where = (f"the file has no column {name!r}", f"{file}, whose columns are {', '.join(columns)}")
-            raise DatasetError(what, where=where, todo=f"name it: {argument}=...")
+            todo = f'name the column that has it: {argument}="COLUMN"'
+            if len(columns) == 1 and re.search(r"[;|\t]", columns[0]):
+                todo = "separate columns by commas in a .csv file, by tabs in a .tsv file"
+            raise DatasetError(what, where=where, todo=todo)
     return [{name: row.get(name) for name in columns} for row in rows]
 
 
-def _rows_of(file: Path, as_written: dict[str, type]) -> list[Row]:
+def _rows_of(file: Path, as_written: Sequence[str]) -> list[Row]:
     # JSON is not read by datasets or pandas, which turn answers that are text into dates and numbers.
     ending = file.suffix.lower()
     if ending in (".jsonl", ".json"):
@@ -208,7 +214,8 @@ def _rows_of(file: Path, as_written: dict[str, type]) -> list[Row]:
     import pandas as pd  # type: ignore[import-untyped]
 
     # pandas' default engine reads on behind a lone quote, over the rows that follow.
-    how: Any = {"engine": "python", "converters": as_written, "keep_default_na": False}
+    # A converter of its own keeps a column from being read as numbers; a short row has None there.
+    how: Any = {"engine": "python", "converters": dict.fromkeys(as_written, _text), "keep_default_na": False}
     how |= {"encoding": "utf-8-sig", "index_col": False}
     with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):  # more fields than names
         return list(pd.read_csv(file, sep="\t" if ending == ".tsv" else ",", **how).to_dict("records"))

@@ -41,6 +41,10 @@ RANGES: dict[Hint, str] = {
     Annotated[float, Interval(gt=0, le=10**6)]: "num_train_epochs",
     argument_types.Seed: "seed",
     argument_types.Temperature: "temperature",
+    Annotated[float, Interval(gt=0, le=1)]: "top_p",
+    Annotated[int, Ge(0)] | None: "top_k",
+    Annotated[float, Interval(ge=0, le=1)] | None: "min_p",
+    argument_types.Positive: "repetition_penalty",
     Annotated[float, Interval(ge=0, le=10)]: "learning_rate",
     Annotated[float, Interval(ge=0, le=1000)]: "beta",
     Annotated[float, Interval(gt=0, lt=1)]: "epsilon",
@@ -57,6 +61,8 @@ RANGES: dict[Hint, str] = {
 ADVICE = {
     "num_generations": "the leave-one-out baseline needs at least 2 completions per prompt; 4 to 8 is usual",
     "temperature": "1.0 is usual; greedy completions of a prompt are all equal, and so are their rewards",
+    "top_k": "0 takes all tokens",
+    "max_steps": "give a whole number of steps; -1 trains for num_train_epochs",
     "learning_rate": "1e-5 is usual for a LoRA on a real Qwen3",
     "reward_weights": "give a list with one number per reward function: [1.0, 0.5]",
     "reward_clip_range": "give (low, high) with low < high, or None",
@@ -95,10 +101,34 @@ def check_together(args: trl.RLOOConfig, processes: int = 1) -> None:
     if clip is not None and not clip[0] < clip[1]:
         what = "the range that rewards are clipped to is inverted or empty, so every reward would be the same"
         _refuse(args, what, ADVICE["reward_clip_range"], "reward_clip_range")
+    _check_generation(args)
     takes_best = args.load_best_model_at_end or args.save_strategy == "best"
     if takes_best and args.metric_for_best_model in ("loss", "eval_loss"):
         what = "the best checkpoint would be chosen by the loss, which reads about 0 in every RLOO run"
         _refuse(args, what, "take 'eval_reward', with greater_is_better=True", "metric_for_best_model")
+
+
+def _check_generation(args: trl.RLOOConfig) -> None:
+    """Works around: transformers takes unknown names silently, and fails at the first step with some that it knows."""
+    from transformers import GenerationConfig
+
+    options, todo = {} if args.use_vllm else args.generation_kwargs or {}, ""
+    for name in options:
+        if name in INSTEAD:
+            todo = INSTEAD[name]
+        elif name not in (known := vars(GenerationConfig())):
+            todo = argument_types.did_you_mean(name, known, "look at transformers.GenerationConfig")
+        if todo:
+            _refuse(args, f"completions cannot be sampled with generation_kwargs {name!r}", todo, "generation_kwargs")
+
+
+INSTEAD = {
+    "do_sample": "leave it out: greedy completions of a prompt are all equal",
+    "num_return_sequences": "set num_generations",
+    "num_beams": "leave it out: beams are no samples of the policy",
+    "stop_strings": "leave it out: a completion ends with the end-of-turn token",
+}
+"""Name in ``generation_kwargs`` -> what to do instead."""
 
 
 def check_evaluation(args: trl.RLOOConfig, processes: int) -> None:
@@ -149,6 +179,8 @@ def doubts(args: trl.RLOOConfig) -> Iterator[str]:
             f"warmup_steps={args.warmup_steps:g} is no less than max_steps={args.max_steps}, so learning_rate is never "
             "reached. Below 1 it is a share of the run: warmup_steps=0.1."
         )
+    if args.remove_unused_columns:
+        yield "remove_unused_columns=True leaves the prompt alone: rewards get none of the dataset's other columns."
     # TRL samples from the truncated distribution, and computes log-probabilities under the full one.
     settings = {name: getattr(args, name) for name in IDLE if name != "temperature"}
     cuts = [f"{name}={value}" for name, value in settings.items() if value not in (IDLE[name], None)]

@@ -306,11 +306,11 @@ def writable(what: str, folder: Path) -> Iterator[None]:
         if isinstance(error, RLOOKitError) or out_of_memory.is_out_of_memory(error):
             raise
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
-        raise RunFolderError(
-            f"{what} could not be written: {reason}",
-            where=str(getattr(error, "filename", None) or folder),
-            todo="free disk space, or check the folder's permissions; train(resume_from_checkpoint=True) goes on",
-        ) from error
+        where = str(getattr(error, "filename", None) or folder)
+        todo = "free disk space, or check the folder's permissions; train(resume_from_checkpoint=True) goes on"
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            todo = "choose another folder: a file has this name"
+        raise RunFolderError(f"{what} could not be written: {reason}", where=where, todo=todo) from error
 
 
 def make_folder(output_dir: str | os.PathLike[str]) -> None:

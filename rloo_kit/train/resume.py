@@ -322,7 +322,7 @@ def drop_reference(model: PreTrainedModel) -> None:
 
 def run_facts(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> RunFacts:
     """What a run is made of: policy, dataset, rewards with their weights, and settings."""
-    weights = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
+    names, weights = trainer.reward_func_names, trainer.reward_weights.tolist()
     values = {n: getattr(v, "value", v) for n, v in vars(trainer.args).items() if not NOT_COMPARED.match(n)}
     if str(values["lr_scheduler_type"]).startswith("constant"):
         del values["max_steps"], values["num_train_epochs"]  # they say how far the run goes, not how
@@ -331,7 +331,8 @@ def run_facts(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> RunFac
         "version": VERSION,
         "policy": policy_facts(trainer.model, trainer.ref_model) | {"thinking": setting_of(trainer._tokenizer)},
         "dataset": list(of_data.values()),
-        "rewards": [f"{name} x {weight:g}" for name, weight in weights],
+        "rewards": [f"{name} x {weight:g}" for name, weight in zip(names, weights, strict=True)],
+        "reward_code": dict(zip(names, map(run_record.digest_of_reward, trainer.reward_funcs), strict=True)),
         "settings": settings,
         "given": sorted(getattr(trainer.args, "given", dict)() or settings),
     }
@@ -369,10 +370,12 @@ def differences(now: RunFacts, then: RunFacts) -> tuple[list[str], list[str]]:
     """
     mine, its = (
         {**run["settings"], **run["policy"], "dataset": run["dataset"][1:], "rewards": run["rewards"]}
+        | {"reward_code": run.get("reward_code")}
         for run in (now, then)
     )
     policy = {"bits", "optim", *LORA}
-    given = {"dataset", "rewards", "thinking", *now["given"], *then["given"]} - policy
+    what_pays = "reward_code" if mine["rewards"] == its["rewards"] else "rewards"
+    given = {"dataset", "thinking", what_pays, *now["given"], *then["given"]} - policy
     if mine["base_weights"] and its["base_weights"] and mine["loaded"] == its["loaded"]:
         policy.add("base_weights")
     elif mine["base_weights"] != its["base_weights"]:

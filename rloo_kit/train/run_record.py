@@ -34,7 +34,7 @@ from rloo_kit.watch.read_run import NOTEBOOK
 
 HEAD = '''"""Reward functions of a run in a notebook, as they were when it was trained.
 
-They may need imports and names that were defined beside them: add those above.
+They may need imports and names that were defined beside them: add those below the next line.
 """
 
 from __future__ import annotations'''
@@ -157,6 +157,18 @@ def source_of(function: Callable[..., Any], name: str) -> str:
     if without_hidden(source) != source:
         raise ConfigError(f"the source of {name} is left out: {LEFT_OUT}", todo="read it from os.environ")
     return source
+
+
+def digest_of_reward(reward: Any) -> str | None:
+    """Hash a function's source or, if a factory of ``rewards`` made it, its arguments; None if they are not known."""
+    call = made_by(reward)
+    if call is not None and call.function == "rewards.guarded":
+        return digest_of_reward(call.arguments["reward"])
+    try:
+        text = source_of(reward, reward.__name__) if call is None else json.dumps(Recipe().arguments(call))
+    except (ConfigError, AttributeError, TypeError, ValueError):
+        return None
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:

@@ -129,6 +129,9 @@ def notes_on(log: Log) -> Iterator[str]:
         cost = f"{np.nanmean(share):.0%} of the completions were in zero-variance groups, which gave no gradient"
         times = f"; they took about {clock(np.nansum(seconds * share))} of {clock(np.nansum(seconds))}"
         yield cost + (times if log.values("step_time").size else "")
+    for name in log.names:
+        if not log.values(term(name)).size:
+            yield f"{name} scored no completion: it returned None for all"
     count = min(WINDOW, max(1, len(log) // 2))
     window, earlier = log[-count:], log[-MEMORY:-count]
     step, mean = (log.error("reward", part) for part in (log[-1:], window))

@@ -64,17 +64,26 @@ WRONG = {
     "policy.lora_rnk=4": ("load_policy takes no lora_rnk", "did you mean lora_rank?"),
     "policy.lora_rank=many": ("lora_rank must be", ""),
     "policy={full_finetuning: true, lora_rank: 4}": ("for a LoRA", "leave one of them out"),
-    "policy=0": ("policy must be a valid dictionary", "leave policy out"),
+    "policy=[tiny]": ("policy must be a valid dictionary", "write a name, 'policy: qwen3-1.7b'"),
     "task={adition: {}}": ("there is no task adition", "did you mean addition?"),
     "task={addition: {n_trin: 3}}": ("tasks.addition takes no n_trin", "did you mean n_train?"),
     "task={addition: {n_train: x}}": ("n_train must be a valid integer", "leave n_train out"),
     "task={reasoning_gym: {}}": ("missing a required argument: 'name'", "write tasks.reasoning_gym"),
-    "task=[addition]": ("task must be a valid dictionary", "write one name with its arguments"),
+    "task=[addition]": ("task must be a valid dictionary", "write one task: 'task: questions.csv'"),
+    "task=mien.csv": ("there is no such file", "from the folder of this file"),
     "rewards=task.correct": ("rewards must be a valid list", "write a list"),
     "rewards=": ("rewards must be a valid list", "write a list"),
     "rewards=[rewards.answer_reward]": ("answer_reward makes rewards", "write 'rewards.answer_reward: {}'"),
     "rewards=[{rewards.answer_reward: {form: box}}]": ("form must be", "did you mean form='boxed'?"),
     "rewards=[{rewards.gated: {by: task.correct, reward: mine.py:in_tim}}]": ("no in_tim", "mean in_time?"),
+    "rewards=[{rewards.gated: {by: task.corect, reward: task.correct}}]": ("there is no task.corect", "task.correct?"),
+    "rewards=[{rewards.gated: , by: task.correct}]": ("the arguments of rewards.gated are beside it", "indent them"),
+    "rewards=[{mine.py:in_time: {limit: 3}}]": ("a function of a file takes no arguments", "functools.partial"),
+    "rewards=[quits.py:in_time]": ("quits.py cannot be run: SystemExit: 0", "repair it"),
+    "trainer.top_p=95": ("top_p must be", "leave top_p out"),
+    "trainer.top_k=-1": ("top_k must be", "0 takes all tokens"),
+    "trainer.max_steps=2.5": ("max_steps must be", "a whole number of steps"),
+    "save=": ("the section is empty", "write save: FOLDER"),
     "rewards=[nowhere.reward]": ("there is no reward", "a file's function: FILE.py:NAME"),
     "rewards=[your.py:in_time]": ("your.py cannot be run: FileNotFoundError", "correct its name"),
     "evaluate={sample: 3}": ("evaluate takes no sample", "did you mean samples?"),
@@ -91,6 +100,7 @@ WRONG = {
 @pytest.mark.parametrize("setting", WRONG)
 def test_a_fault_is_said_in_three_lines_with_its_place_and_what_is_meant(setting, folder):
     what, todo = WRONG[setting]
+    Path("quits.py").write_text("import sys\nsys.exit(0)\n")
     (said,) = faults(setting)
     lines = said.splitlines()
     assert len(lines) <= 3

@@ -103,6 +103,24 @@ def test_a_run_keeps_its_configuration_also_where_it_ends_by_an_error(command, f
     assert load_config("run/_run.yaml").args.seed == 7, "not the earlier run's"
 
 
+TIRES = """
+calls = []
+def tires(completions, **kwargs):
+    calls.append(1)
+    if len(calls) > 2:
+        raise OSError("a service is down")
+    return [0.0] * len(completions)
+"""
+
+
+def test_an_adapter_is_saved_also_where_the_evaluation_after_it_fails(command, folder, shared):
+    Path("tires.py").write_text(TIRES)
+    settings = ["rewards.1=tires.py:tires", "evaluate={n: 2}", "save=kept", "trainer.max_steps=1"]
+    result = command("train", "mine.yaml", *(word for one in settings for word in ("--set", one)), status=2)
+    assert "a service is down" in result.stderr
+    assert Path("kept/adapter_model.safetensors").is_file()
+
+
 SMALL = ["evaluate={n: 2}", "task.addition.n_train=1"]
 LOW = ["rewards=[task.correct, {rewards.clipped: {reward: task.correct, low: 2}}]"]
 # settings; the message, and the place that it names

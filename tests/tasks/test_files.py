@@ -83,6 +83,14 @@ def test_rows_that_cannot_be_used_are_left_out_counted_and_warned_of(write):
     assert kept["What is 3 + 1?"] == "4", "the first of a question's answers"
 
 
+def test_a_short_row_of_a_csv_lacks_its_question_or_its_answer_and_is_left_out(tmp_path):
+    lines = [f"{n},What is {n} + {n}?" for n in range(20)]
+    (tmp_path / "short.csv").write_text("\n".join(["answer,question", *lines, "5"]))
+    with pytest.warns(UserWarning, match="1 without a usable question or answer"):
+        task = tasks.from_file(tmp_path / "short.csv")
+    assert "None" not in {row["problem"] for row in [*task.train, *task.held_out]}
+
+
 def test_questions_that_differ_in_case_are_two_problems_on_one_side(write):
     rows = [
         {"question": f"The code of {c}?", "answer": str(ord(c))}
@@ -143,7 +151,8 @@ def test_a_policy_says_the_form_and_which_prompts_are_too_long(write):
 
 
 ERRORS = [
-    ("mine.csv", {"answer": "anser"}, r"whose columns are question, answer, grade[\s\S]*name it: answer="),
+    ("mine.csv", {"answer": "anser"}, r"whose columns are question, answer, grade[\s\S]*that has it: answer="),
+    ("semicolons.csv", {}, r"separate columns by commas in a .csv"),
     ("mine.csv", {"kind": "choice"}, "no problem is left to train on"),
     ("mine.csv", {"held_out": 1e-9}, "no problem is left to hold out"),
     ("mine.csv", {"held_out": 20}, "between 0 and 1"),
@@ -163,6 +172,7 @@ ERRORS = [
 def test_what_cannot_be_a_task_is_an_error_that_says_what_can(name, settings, says, write, tmp_path):
     write(SUMS)
     (tmp_path / "mine.txt").write_text("question")
+    (tmp_path / "semicolons.csv").write_text("question;answer\n1+1?;2\n")
     (tmp_path / "half.jsonl").write_text('{"question": "a", "answer": 1}\n{"question":')
     (tmp_path / "utf16.csv").write_text("question,answer\na,1\n", encoding="utf-16")
     (tmp_path / "commas.csv").write_text("question,answer\nTom has 7, buys 8: how many?,15\nAnn has 1, 2?,3\n")

@@ -133,9 +133,23 @@ def test_a_setting_changed_later_is_checked_with_those_computed_from_it(make_tra
         ({"advantage_estimator": "grpo"}, "noise becomes a full-size advantage"),
         ({"kl_placement": "loss", "kl_estimator": "k1"}, "has no effect"),
         ({"use_bias_correction_kl": True, "beta": 0.1}, "no effect on a KL term in the reward"),
+        ({"remove_unused_columns": True}, "rewards get none of the dataset's other columns"),
         ({"warmup_steps": 100, "max_steps": 100}, "so learning_rate is never reached"),
     ],
 )
 def test_what_is_hardly_meant_is_spoken_of_and_what_may_be_meant_is_taken_without_a_word(settings, said, recwarn):
     rloo_kit.RLOOConfig(**settings)
     assert [said in str(one.message) for one in recwarn] == [True] * bool(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "todo"),
+    [
+        ("max_newtokens", "mean max_new_tokens"),
+        ("do_sample", "leave it out"),
+        ("num_return_sequences", "set num_generations"),
+    ],
+)
+def test_generation_kwargs_that_would_do_nothing_or_fail_at_the_first_step_are_refused(name, todo):
+    with pytest.raises(ConfigError, match=rf"(?s)sampled with generation_kwargs '{name}'.*{todo}"):
+        rloo_kit.RLOOConfig(generation_kwargs={name: 1})

@@ -1,7 +1,9 @@
 """A run that is repeated, stopped, killed and resumed."""
 
+import linecache
 import os
 import pickle
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,17 @@ def said(recwarn: pytest.WarningsRecorder) -> Any:
         return found
 
     return said
+
+
+def test_changed_code_of_a_reward_is_named_and_the_same_code_is_not(make_trainer, tmp_path, said):
+    file = tmp_path / "mine.py"
+    code = "def length(completion_ids, **kwargs):\n    return [{} * len(ids) for ids in completion_ids]\n"
+    for last, factor, told in ((2, 1, False), (3, 1, False), (4, 2, True)):
+        file.write_text(code.format(factor))
+        linecache.checkcache(str(file))
+        reward = runpy.run_path(str(file))["length"]
+        make_trainer([reward], **{**SAVED, "max_steps": last}).train(resume_from_checkpoint=last > 2)
+        assert any("reward_code={'length': " in one for one in said()) is told, last
 
 
 def test_what_is_changed_on_purpose_is_named_once_with_its_old_and_its_new_value(make_trainer, task, said):

@@ -68,3 +68,9 @@ def test_the_smallest_gain_is_found_by_a_paired_test_in_four_of_five_cases(probl
         changes = [(draw.random() < accuracy + gain) - (draw.random() < accuracy) for _ in range(problems)]
         seen += sum(changes) > 1.96 * sum(map(abs, changes)) ** 0.5  # McNemar 1947
     assert seen / 400 == pytest.approx(0.8, abs=0.05)
+
+
+def test_a_reward_that_scored_no_completion_is_named_and_is_no_symptom():
+    report = rloo_kit.diagnose([{**entry, "rewards/judge/mean": None} for entry in history(30)])
+    assert report.healthy
+    assert "judge scored no completion: it returned None for all" in str(report)
