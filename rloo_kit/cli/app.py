@@ -56,7 +56,7 @@ def _assembled(config: Path, settings: list[str] | None, adapter: str = "", save
         others = {name: value for name, value in checked.policy.items() if name != "model_name"}
         checked.policy = {**others, "name": adapter}
     if saves:
-        run.check_place(checked)
+        run.check_training(checked)
     return run.assembled(checked)
 
 

@@ -114,8 +114,10 @@ def assembled(config: Config) -> Run:
     return Run(config, config.args_for(policy, task), policy, task, functions)
 
 
-def check_place(config: Config) -> None:
-    """Check before a run, not after it, that the adapter can be written to its folder."""
+def check_training(config: Config) -> None:
+    """Check before a policy is loaded that rewards and weights are as many, and that the adapter can be written."""
+    with config.at("trainer"):
+        data_checks.check_weights(config.rewards, config.settings.get("reward_weights"), where="RLOOConfig")
     if config.save is None:
         return
     target, name = Path(config.save).expanduser().resolve(), load.settled(config.policy).name or "tiny"

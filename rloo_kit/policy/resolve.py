@@ -6,6 +6,7 @@ It loads no model.  All checks of a saved adapter are here too.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 import re
@@ -63,7 +64,8 @@ def resolve(name: Place, four_bit: bool | None, token: str | None = None, **plac
     if isinstance(name, os.PathLike) or not _may_be_on_hub(text):
         what, todo = f"there is no policy and no folder {text!r}", "give a folder, or a hub id (owner/name)"
         where = f"load_policy, with {', '.join(CATALOGUE)}"
-        raise PolicyNotFoundError(what, where=where, todo=f"did you mean {models.nearest(text)[0]}? Else {todo}")
+        near = _nearest_folder(text) or f"did you mean {models.nearest(text)[0]}? Else {todo}"
+        raise PolicyNotFoundError(what, where=where, todo=near)
     if not check_hub(text, token, **place):
         return Source(text, None, text)
     from huggingface_hub import snapshot_download
@@ -71,6 +73,13 @@ def resolve(name: Place, four_bit: bool | None, token: str | None = None, **plac
     with hub_explained(text):
         files: dict[str, Any] = {"allow_patterns": OF_FILES, "ignore_patterns": "*/*"}
         return _of_folder(snapshot_download(text, token=token, **place, **files))
+
+
+def _nearest_folder(name: str) -> str:
+    folder = Path(name)
+    beside = [one.name for one in folder.parent.glob("*/")] if os.sep in name else []
+    near = difflib.get_close_matches(folder.name, beside, n=1)
+    return f"did you mean {folder.with_name(near[0])}?" if near else ""
 
 
 def expanded(name: Place) -> Path:
@@ -237,5 +246,6 @@ def hub_explained(repository: str) -> Iterator[None]:
         if isinstance(cause, silent):
             what = f"{repository} is not a folder, not complete in the hub's cache, and the hub cannot be reached"
             todo = "connect and call prepare(offline=False) in a fresh kernel, or give a folder instead"
+            todo = _nearest_folder(repository) or todo
         where = f"offline mode is {'on' if constants.HF_HUB_OFFLINE else 'off'}"
         raise PolicyNotFoundError(what, where=where, todo=todo) from error

@@ -53,12 +53,15 @@ def holding(file: str) -> Any:
         (Path("out/b"), "no folder 'out/b'"),
         ("out/adaptor", "out/adaptor is not a folder.*cannot be reached"),
         ("out", r"no config\.json"),
+        ("out/runs/adaptr", "did you mean out/runs/adapter"),
+        ("out/checkpont-2", "did you mean out/checkpoint-2"),
     ],
 )
 def test_a_wrong_name_says_what_it_was_taken_for(name, says, online, tmp_path, monkeypatch):
     online(httpx.ConnectError("no route"))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").mkdir()
+    for folder in ("runs/adapter", "checkpoint-2"):
+        (tmp_path / "out" / folder).mkdir(parents=True)
     with pytest.raises(PolicyNotFoundError, match=says) as caught:
         resolve(name)
     assert len(str(caught.value).splitlines()) == 3
