@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rloo_kit.memory.hardware import Device, device_of
 from rloo_kit.memory.plan import Plan, batch_sizes, first, plan, smaller_batches
 from rloo_kit.memory.plan_settings import Settings
 from rloo_kit.models import CATALOGUE, FOR_CPU
 from rloo_kit.session.output import GIB
-
-if TYPE_CHECKING:
-    import trl
 
 SHOWN = {
     "RTX 3060 Ti, 4060": "rtx 4060",
@@ -51,24 +48,15 @@ def first_run(card: str | float | Device | None = None, load_in_4bit: bool = Tru
     return ("qwen3-4b-instruct", None) if planned.fits == "fits" and is_whole else ("qwen3-1.7b", False)
 
 
-def fit(
-    card: str | float | Device | None = None,
-    config: trl.RLOOConfig | None = None,
-    *,
-    prompt_tokens: int | None = None,
-    lora_rank: int = Settings.lora_rank,
-    load_in_4bit: bool = Settings.four_bit,
-) -> Plan:
+def fit(card: str | float | Device | None = None, *, load_in_4bit: bool = Settings.four_bit) -> Plan:
     """Plan the largest Qwen3 of the catalogue that fits with the whole batch sampled at once.  If none does, plan the
     smallest with fewer at once, or else with a smaller generation batch; if nothing fits, the smallest as it is.
 
-    Arguments as for :func:`plan`; without a config completions have :data:`FIT_COMPLETION_TOKENS`.
+    Arguments as for :func:`plan`; completions have :data:`FIT_COMPLETION_TOKENS`.
     """
-    asked: Any = {"prompt_tokens": prompt_tokens, "lora_rank": lora_rank, "load_in_4bit": load_in_4bit}
     device = device_of(card)
-    plans = [plan(name, config, device, **asked) for name in CATALOGUE if name not in FOR_CPU]
-    if config is None:
-        plans = [planned.with_settings(max_completion_length=FIT_COMPLETION_TOKENS) for planned in plans]
+    named = [plan(name, card=device, load_in_4bit=load_in_4bit) for name in CATALOGUE if name not in FOR_CPU]
+    plans = [planned.with_settings(max_completion_length=FIT_COMPLETION_TOKENS) for planned in named]
     smallest, s = plans[0], plans[0].settings
     at_once = [p for p in reversed(plans) if s.generation_rows or p.sampled_rows == s.batch_rows]
     return first([*at_once, smallest, *smaller_batches(smallest)], "fits") or smallest

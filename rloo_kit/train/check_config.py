@@ -125,7 +125,6 @@ def _check_generation(args: trl.RLOOConfig) -> None:
 INSTEAD = {
     "do_sample": "leave it out: greedy completions of a prompt are all equal",
     "num_return_sequences": "set num_generations",
-    "num_beams": "leave it out: beams are no samples of the policy",
     "stop_strings": "leave it out: a completion ends with the end-of-turn token",
 }
 """Name in ``generation_kwargs`` -> what to do instead."""
