@@ -207,7 +207,7 @@ def export(run: RunFolder, out: Out = None, force: Force = False) -> None:
         typer.echo(f"not in it: {note}", err=True)
 
 
-def explained(verb: Callable[..., None]) -> Callable[..., None]:
+def reporting_errors(verb: Callable[..., None]) -> Callable[..., None]:
     """Return the verb, with its errors printed in three lines each."""
 
     @functools.wraps(verb)
@@ -235,7 +235,7 @@ app = typer.Typer(
 )
 
 for _verb in (doctor, cards, plan, audit, train, evaluate, diagnose, export):  # in the order of their use
-    app.command()(explained(_verb))
+    app.command()(reporting_errors(_verb))
 
 
 def _version(asked: bool) -> None:

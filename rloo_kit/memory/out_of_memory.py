@@ -65,7 +65,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return named or isinstance(error, MemoryError) or any(part in str(error) for part in RAN_OUT)
 
 
-def with_way_on(error: OutOfMemoryError, kept: Path | None) -> OutOfMemoryError:
+def naming_checkpoint(error: OutOfMemoryError, kept: Path | None) -> OutOfMemoryError:
     """Return the error with the way to resume from the checkpoint ``kept``.  None means that none was written."""
     anew = "rloo_kit.release(), load the policy anew"
     way_on = f"{kept} is kept: {anew}, and train(resume_from_checkpoint=True) goes on from there"

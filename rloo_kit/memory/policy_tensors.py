@@ -86,10 +86,10 @@ def digest_of(parameters: Mapping[str, torch.nn.Parameter]) -> str:
 
 def weight_bytes(model: torch.nn.Module) -> tuple[int, int]:
     """Bytes of the frozen projections with their quantisation state, and of the other frozen parameters."""
-    frozen = {name: p for name, p in model.named_parameters() if not is_lora(name)}
-    linear = {name: p for name, p in frozen.items() if "_proj." in name or ".base_layer." in name}
+    untrained = {name: p for name, p in model.named_parameters() if not is_lora(name)}
+    linear = {name: p for name, p in untrained.items() if "_proj." in name or ".base_layer." in name}
     stored = [tensor for p in linear.values() for tensor in (p, *quantisation_tensors(p))]
-    return bytes_of(stored), bytes_of(p for name, p in frozen.items() if name not in linear)
+    return bytes_of(stored), bytes_of(p for name, p in untrained.items() if name not in linear)
 
 
 def reference_is_base(model: torch.nn.Module) -> bool:

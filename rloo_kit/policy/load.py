@@ -222,7 +222,7 @@ def _loaded(source: Source, asked: Asked) -> Policy:
     four_bit = asked.lora is not None and (of_use if asked.four_bit is None else asked.four_bit)
     saved = resolve.check_adapter(source.path, asked.lora) if source.is_adapter else set()
     explained = _out_of_memory_explained(source, four_bit)
-    with resolve.portable(source) as path, explained, quiet(), without_bars(), _uncut():
+    with resolve.portable(source) as path, explained, quiet(), without_bars(), _without_zero3():
         with resolve.hub_explained(source.base):
             trained = resolve.trained_length(source, asked.further)
             longest = min(asked.max_seq_length, trained or asked.max_seq_length)
@@ -245,7 +245,7 @@ def _loaded(source: Source, asked: Asked) -> Policy:
 
 
 @contextlib.contextmanager
-def _uncut() -> Iterator[None]:
+def _without_zero3() -> Iterator[None]:
     """Works around: after an ``RLOOConfig(deepspeed=...)`` of ZeRO-3, transformers refuses unsloth's ``device_map``."""
     from transformers.integrations import deepspeed
 

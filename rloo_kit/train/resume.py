@@ -122,7 +122,7 @@ class ResumableTrainer(checkpoints.SavingTrainer):
                 output.say(outcome)
                 if isinstance(error, OutOfMemoryError):
                     kept, _ = checkpoints.newest_whole(self.folder)
-                    raise out_of_memory.with_way_on(error, kept) from error.__cause__
+                    raise out_of_memory.naming_checkpoint(error, kept) from error.__cause__
                 raise
             if self.is_world_process_zero():
                 self.state.save_to_json(str(self.folder / STATE))

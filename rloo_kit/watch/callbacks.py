@@ -172,7 +172,7 @@ class LivePlot(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._draws, self._next = state.is_world_process_zero and output.in_notebook(), 0.0
         if self._draws:
-            with self._costing_no_run():
+            with self._never_ending_the_run():
                 from IPython.display import display
 
                 self._handle = display({"text/plain": ""}, raw=True, display_id=True)  # above the lines
@@ -189,7 +189,7 @@ class LivePlot(TrainerCallback):
     def _draw(self, args: Any, state: Any, save_to: Path | None = None) -> None:
         if not self._draws or all(entry.get("reward") is None for entry in state.log_history):
             return
-        with self._costing_no_run():
+        with self._never_ending_the_run():
             figure = plots.draw(state.log_history, Known.of(args))
             shown = {"image/png": figure._repr_png_(), "text/plain": plots.CAPTION}  # type: ignore[attr-defined]
             self._handle.update(shown, raw=True)
@@ -197,7 +197,7 @@ class LivePlot(TrainerCallback):
                 plots.save(figure, save_to)
 
     @contextmanager
-    def _costing_no_run(self) -> Iterator[None]:
+    def _never_ending_the_run(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # hours of training are worth more than their picture
