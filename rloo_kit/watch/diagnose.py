@@ -20,7 +20,7 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.session.output import shortened
 from rloo_kit.watch.read_run import Source, read_run
 from rloo_kit.watch.statistics import ALIKE, MEMORY, WINDOW, ZERO_VARIANCE, Log, column, term
-from rloo_kit.watch.symptoms import COLLAPSE_SURE, GOOD, Episodes, Finding
+from rloo_kit.watch.symptoms import COLLAPSE_SURE, GOOD, SURE, Episodes, Finding
 
 FEW_STEPS = 10  # entries below which a report without findings says so
 FIGURES = (
@@ -132,12 +132,19 @@ def notes_on(log: Log) -> Iterator[str]:
     for name in log.names:
         if not log.values(term(name)).size:
             yield f"{name} scored no completion: it returned None for all"
+    third = max(1, min(MEMORY, len(log) // 3))
+    changes = {name: log.change(name, log[:third], log[-third:]) for name in ("reward", *map(term, log.names))}
+    for name in log.judging("answer") if changes["reward"].sigmas >= SURE else ():
+        if changes[term(name)].sigmas <= -SURE:
+            what = f"the reward rose, {changes['reward']}, and {name} fell, {changes[term(name)]}"
+            yield f"{what}: something else is paid for"
     count = min(WINDOW, max(1, len(log) // 2))
     window, earlier = log[-count:], log[-MEMORY:-count]
     step, mean = (log.error("reward", part) for part in (log[-1:], window))
     if not (0.0 < step < math.inf and 0.0 < mean < math.inf):
         return
-    yield f"chance alone moves a step's reward by +-{step:.3f} (a standard error), the mean of {count} by +-{mean:.3f}"
+    one, several = ("a step", f"{count}") if log.stride == 1 else ("an entry", f"{count} entries, {window.steps},")
+    yield f"chance alone moves {one}'s reward by +-{step:.3f} (a standard error), the mean of {several} by +-{mean:.3f}"
     best = earlier.highest("reward", count) if earlier else window
     fall = log.change("reward", best, window)
     if fall.sigmas <= -1.0:
@@ -165,13 +172,17 @@ def _power(log: Log, held_out: int | None) -> Iterator[str]:
     yield f"no sure rise: reward {rise}, first to last third; {counted} could detect a change of {least:.3f}"
     right = after.best("answer", after)
     accuracy = min(0.9, max(0.1, right[0] if right else log.height(after)))
-    gains = ((n, smallest_gain(n, accuracy, ALIKE)) for n in ([held_out] if held_out else (200, 1000)))
+    gains = [(n, smallest_gain(n, accuracy, ALIKE)) for n in ([held_out] if held_out else (200, 1000))]
     limits = ", ".join(f"{gain:.2f} with {n:,} held-out problems" for n, gain in gains)
-    yield f"an evaluation could detect a gain of {limits} (80 % power, problems paired)"
+    if gains[0][1] > 1 - accuracy:
+        yield f"an evaluation with {gains[0][0]:,} held-out problems could detect no gain (80 % power, problems paired)"
+    else:
+        yield f"an evaluation could detect a gain of {limits} (80 % power, problems paired)"
 
 
 def smallest_gain(problems: int, accuracy: float = 0.5, alike: float = 0.0) -> float:
-    """Return the smallest accuracy gain that so many problems show, each answered once before and once after training.
+    """Return the smallest accuracy gain that so many problems show, each answered once before and once after training;
+    one above 1 - accuracy cannot be reached, so they show none.
 
     McNemar's test, if a share psi of the answers differs, needs n = ((1.96 sqrt(psi) + 0.84 sqrt(psi - gain^2)) /
     gain)^2 problems (Connor 1987, Biometrics 43, 207).  If answers to one problem correlate by ``alike``, psi is
@@ -182,8 +193,8 @@ def smallest_gain(problems: int, accuracy: float = 0.5, alike: float = 0.0) -> f
     """
     gain = 0.0
     for _ in range(20):  # a fixed point: the gain is on both sides
-        after = accuracy + gain
+        after = min(1.0, accuracy + gain)
         psi = (accuracy * (1 - after) + after * (1 - accuracy)) * (1 - alike)
         needed = TWO_SIDED * math.sqrt(psi) + POWER * math.sqrt(max(0.0, psi - gain**2))
-        gain = min(1 - accuracy, needed / math.sqrt(problems))
+        gain = needed / math.sqrt(problems)
     return gain

@@ -324,15 +324,25 @@ class Log:
         largest = self.largest(reward)
         return not largest.size or bool(largest.max() <= STEADY * largest.min())
 
-    def range(self) -> tuple[float, float]:
-        """The lowest and the highest reward that a completion can get: 0 and 1 unless the log shows otherwise.
+    def two_values(self) -> tuple[float, float] | None:
+        """The two values of a reward that has no others; None if it has, or if the log is too short to tell.
 
-        A reward of two values has E[r^2] = (low + high) E[r] - low high: a line over the entries.
+        Such a reward has E[r^2] = (low + high) E[r] - low high: a line over the entries.
         """
-        if line := _exact_line(*self.moments("reward")):
-            middle, width = line[0] / 2, math.sqrt(max(0.0, line[0] ** 2 / 4 + line[1]))
-            if width > 0.0:
-                return middle - width, middle + width
+        line = _exact_line(*self.moments("reward"))
+        middle, width = (line[0] / 2, math.sqrt(max(0.0, line[0] ** 2 / 4 + line[1]))) if line else (0.0, 0.0)
+        return (middle - width, middle + width) if width > 0.0 else None
+
+    def is_range_known(self) -> bool:
+        """Whether :meth:`height` is more than a guess: a reward judges the answer, or the only one has two values."""
+        return bool(self.judging("answer")) or (
+            len(self.names) < 2 and bool(self.two_values() or self.is_steady("reward"))
+        )
+
+    def range(self) -> tuple[float, float]:
+        """The lowest and the highest reward that a completion can get: 0 and 1 unless the log shows otherwise."""
+        if values := self.two_values():
+            return values
         means = self.values("reward")
         low, high = means.min(initial=0.0), means.max(initial=1.0)
         return float(low), float(self.largest("reward").max(initial=high) if low == 0.0 else high)

@@ -40,6 +40,8 @@ MARGIN = 0.15  # how far the share of zero-variance groups must exceed chance, s
 LIKELY = 1.5  # standard errors for high variance: fewer than SURE, since more completions do no harm
 FORMED = 0.8  # share of completions that have the form
 IN_PLAY = (0.1, 0.9)  # a reward that pays a share of completions between these has something left to teach
+FALLEN = 2.5  # standard errors for a fall since the start: with 2, a tenth to a third of flat runs had one
+MOVED = 0.1  # nats per token of KL: the updates can be seen, so larger ones are no advice
 PATIENCE = 100  # entries after which a rise from the first third to the last should have been seen
 OVERFLOWS = 17  # times that fp16's loss scaler halves torch's first scale, 65536, until it is below 1
 LENGTH = "completions/mean_length"
@@ -105,9 +107,9 @@ def tied_by_chance(k: int, right: float) -> float:
 
 def worsened(log: Log) -> Change | None:
     """Return the reward's fall since the start, or None if it is not likely to have fallen."""
-    pairs = [(log[:first], log[-last:]) for first in (1, FEW) for last in (WINDOW, 2 * WINDOW)]
+    pairs = [(log[:first], log[-last:]) for first in (FEW, WINDOW) for last in (WINDOW, 2 * WINDOW)]
     fall = min((log.change("reward", *pair) for pair in pairs), key=lambda change: change.sigmas)
-    return fall if fall.sigmas <= -2.0 else None
+    return fall if fall.sigmas <= -FALLEN else None
 
 
 # --- updates that are too large ---------------------------------------------------------------------------
@@ -216,7 +218,7 @@ def truncation(log: Log, limit: float, kind: str) -> Sign | None:
 
 def zero_variance_groups(log: Log, limit: float, kind: str) -> Sign | None:
     """Too many groups have K equal rewards: more than ``limit`` and than chance makes equal, for the cause ``kind``:
-    the policy has worsened, or the height of the reward is in the upper third, the lower third, or between."""
+    the policy has worsened, or the reward's height is in the upper third, the lower third, between or not known."""
     height, k = log.height(), log.known.completions // log.known.groups
     # Near 0 and 1 chance ties nearly all groups, which would excuse any run, so the height is clamped here.
     many = max(limit, tied_by_chance(k, min(0.8, max(0.2, height))) + MARGIN)
@@ -226,12 +228,19 @@ def zero_variance_groups(log: Log, limit: float, kind: str) -> Sign | None:
         return None
     fall = worsened(log)
     level = "too easy" if height >= GOOD else "too hard" if height <= 1 / 3 else "completions alike"
+    if not (known := log.is_range_known()):
+        level = "completions alike"
     if kind != ("policy worsened" if fall and level != "too easy" else level):
         return None
+    cause = "the completions of a prompt are all right or all wrong"
     setting, change = "num_generations", f"double it{log.now('num_generations')}"
-    if getattr(log.known.args, "temperature", 1.0) < 1.0:  # costs nothing; more completions cost time
+    if not known:
+        cause = "the rewards of a prompt are equal; whether they are high or low, the log does not show"
+        setting, change = "train_dataset", "those that it solves sometimes, task.within_reach(policy)"
+        change += "; set judges = 'answer' on the reward for right answers, and this says more"
+    elif getattr(log.known.args, "temperature", 1.0) < 1.0:  # costs nothing; more completions cost time
         setting, change = "temperature", f"to 1{log.now('temperature')}; then num_generations, up"
-    words = {"fall": str(fall), "setting": setting, "change": change}
+    words = {"fall": str(fall), "cause": cause, "setting": setting, "change": change}
     share, reward = window.mean(ZERO_VARIANCE), window.mean("reward")
     evidence = f"{share:.0%} of the groups without spread, reward {reward:.3f} ({window.steps})"
     return Sign(window, evidence, words)
@@ -246,7 +255,8 @@ def format_only(log: Log, limit: float) -> Sign | None:
     formed, right = log.best("form", log[-WINDOW:]), log.best("answer", window)
     if len(window) < WINDOW or formed is None or right is None or formed[0] < FORMED:
         return None
-    if not surely_above(1 - right[0], window.independent, 1 - limit):
+    fell = log.change(term(right[1]), log[: 2 * WINDOW], window).sigmas <= -SURE  # so the problems can be solved
+    if fell or not surely_above(1 - right[0], window.independent, 1 - limit):
         return None
     shares = f"{formed[1]} in {formed[0]:.0%} of the completions, {right[1]} in {right[0]:.0%}"
     return Sign(window, f"{shares} ({window.steps})")
@@ -287,8 +297,11 @@ def drowned_term(log: Log, limit: float) -> Sign | None:
     large, small = max(spreads, key=spreads.__getitem__), min(learning, key=spreads.__getitem__)
     if spreads[large] < limit * spreads[small]:
         return None
-    both = f"{spreads[large]:.3g} of {large}, {spreads[small]:.3g} of {small}"
-    words = {"large": large, "small": small, "times": f"{spreads[large] / spreads[small]:.0f}"}
+    if large in log.judging("answer"):  # what remains is a bonus, as it should be
+        return None
+    both, times = (f"{spreads[large]:.3g} of {large}, {spreads[small]:.3g} of {small}", spreads[large] / spreads[small])
+    change = f"{large} down" if small in log.judging("answer") else f"{small} up, if it is to count as much,"
+    words = {"large": large, "small": small, "change": f"{change} by {times:.0f}"}
     return Sign(window, f"weighted spread {both} ({window.steps})", words)
 
 
@@ -323,9 +336,13 @@ def nothing_learned(log: Log, limit: float) -> Sign | None:
     rise = log.change("reward", before, after)
     if abs(rise.sigmas) >= 2.0 or rise.after - rise.before + 2.0 * rise.error >= limit * before.spread("reward"):
         return None
-    if log.change("reward", log[:WINDOW], after).sigmas >= 2.0:  # most is learned early
+    if abs(log.change("reward", log[:WINDOW], after).sigmas) >= 2.0:  # most is learned, or lost, early
         return None
-    return Sign(log, f"reward {rise}, {before.steps} against {after.steps}")
+    entropy = after.mean("entropy") / log[:WINDOW].mean("entropy")
+    if after.mean("kl") >= MOVED or entropy >= 1.5 or entropy <= 0.5:  # false where they are not logged
+        return None
+    unless = "" if log.is_range_known() else ", unless the reward is near its highest already"
+    return Sign(log, f"reward {rise}, {before.steps} against {after.steps}", {"unless": unless})
 
 
 def look_for(symptom: str, log: Log) -> Finding | None:

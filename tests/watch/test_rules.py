@@ -15,15 +15,19 @@ CERTAIN = {"entropy": lambda step: 0.3 * 0.7**step}
 LONGER = {"completions__mean_length": rising(15, 1)}
 FALL = {"reward": from_step(15, 0.9, 0.0), "reward_std": None}
 WORSE = {"reward": from_step(6, 0.7, 0.45), "completions__clipped_ratio": 0.6}
-TRL_DEAD = {"reward": 0.05, "zero_variance_groups": None, "frac_reward_zero_std": 0.9}
+TRL_DEAD = {"reward": 0.05, **terms(correct=(0.05, 0.2)), "zero_variance_groups": None, "frac_reward_zero_std": 0.9}
 TRL_EQUAL = {"reward": 0.0, "reward_std": 0.0, "zero_variance_groups": None, "frac_reward_zero_std": 0.0}
 ALL_CUT = {"completions__clipped_ratio": 1.0}
 FORM_ALONE = {"reward": 0.95, "zero_variance_groups": 1.0, **terms(format=(0.95, 0.2), answer=(0.0, 0.0))}
 LATE_START = {"entropy": lambda step: None if step == 1 else 0.2 if step < 8 else 3.0}
 
+GRADED = {"reward": rising(0.98, 0.001), **terms(shape=(rising(0.98, 0.001), 0.1), mine=(0.02, 0.1))}
+ALIKE = ("zero-variance groups, completions alike", "train_dataset")
+
 # What the log shows, the symptom, the setting to change; test_symptoms.py has recorded runs with plain cases.
 FOUND = {
     "as plain TRL counts them": (TRL_DEAD, "zero-variance groups, too hard", "train_dataset"),
+    "of a reward whose highest is not known": ({**GRADED, "zero_variance_groups": 0.9}, *ALIKE),
     "all is right, from the start": ({"reward": 1.0, **ALL_EQUAL}, "constant reward", "reward_funcs"),
     "the same in plain TRL under a KL term": (TRL_EQUAL, "constant reward", "reward_funcs"),
     "with all cut": ({"reward": 0.0, **ALL_EQUAL, **ALL_CUT}, "truncation", "max_completion_length"),
@@ -50,6 +54,11 @@ WELL = {
     "below zero, but no surer than noise": {"kl": lambda step: -0.03 + 0.2 * (-1) ** step},
     "certain because it is right": {"reward": 0.95, **CERTAIN},
     "longer and better": {**LONGER, **terms(correct=(rising(0.3, 0.02), 0.45))},
+    "a bonus beside the reward for answers": {
+        "reward": rising(0.3, 0.015),
+        **terms(accuracy_reward=(rising(0.28, 0.015), 0.45), bonus=(0.02, 0.01)),
+    },
+    "a fall that is over, and answers that were better": {"reward": from_step(6, 0.6, 0.4)},
     "longer, and no reward says that it judges the answer": {**LONGER, **terms(right=(0.3, 0.45))},
     "a measurement of weight 0 beside the reward": level(tokens=(300.0, 80.0), correct=(0.5, 0.5)),
     "a smaller reward that is learned already": {
