@@ -86,7 +86,8 @@ def _centered(rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def normalized(advantages: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
     """Normalise advantages to mean 0 and standard deviation 1 over a batch's scored completions; others get 0.
 
-    Over a generation batch, as TRL's ``normalize_advantages``: (A - mean) / (std + 1e-4), std over n - 1.
+    Over a generation batch, as TRL's ``normalize_advantages``: (A - mean) / (std + 1e-4), std over n - 1.  TRL leaves
+    out a group's only scored completion, whose advantage is 0 here.
     """
     values = advantages[scored]
     if values.numel() < 2:

@@ -77,7 +77,9 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        parts = [f"{len(self.pairs)} pairs"]
+        scored, parts = sum(pair.change is not None for pair in self.pairs), [f"{len(self.pairs)} pairs"]
+        if 0 < scored < len(self.pairs):
+            parts[0] += f", {scored} of them scored before and after"
         changes = {"mean reward": self.reward_change, "accuracy": self.accuracy_change}
         changes["accuracy with room"] = self.accuracy_with_room_change
         known = {name: change for name, change in changes.items() if change is not None}

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import rewards
-from rewards.trl_interface import Reward, call_reward, full_score, trl_keywords
+from rewards.trl_interface import Reward, call_reward, full_score, reward_name, said_by, trl_keywords
+from rloo_kit.session import output
 
 if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion
@@ -29,5 +30,7 @@ def solved(reward: Reward, rows: Sequence[Mapping[str, Any]], completions: Seque
     """Return whether each completion ended and earns the full score (1 if unknown); None if its score is None."""
     right, scores = full_score(reward), score(reward, rows, completions)
     full = 1.0 if right is None else right
+    if said_by(reward, "right") is None and any(one is not None and one > full for one in scores):
+        output.warn(f"{reward_name(reward)} pays more than 1, and from 1 on counts as right: set its attribute right.")
     pairs = zip(scores, completions, strict=True)
     return [None if one is None else said.finished and one >= full for one, said in pairs]

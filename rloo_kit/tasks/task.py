@@ -56,7 +56,7 @@ class Task:
     def within_reach(self, policy: Policy, low: float = 0.2, high: float = 0.8, n: int = 8, **how: Any) -> Task:
         """Return the task with only the training problems that :func:`rloo_kit.tasks.within_reach` keeps."""
         train = within_reach(self.train, policy, self.correct, low, high, n, **how)
-        kept = f"{len(train)} that are solved in {low:.0%} to {high:.0%} of {n} completions"
+        kept = f"{len(train)} that were solved in {low:.0%} to {high:.0%} of {n} completions"
         return replace(self, train=train, description=f"{self.description}; training on {kept}")
 
 

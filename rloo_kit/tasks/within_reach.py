@@ -72,7 +72,7 @@ def within_reach(
     counts, cut = _solved(policy, reward, rows, path, head, sampling)
 
     kept = [index for index, count in enumerate(counts) if low <= count / n <= high]
-    what = f"{len(kept)} of {len(rows)} prompts are solved in {low:.0%} to {high:.0%} of {n} completions"
+    what = f"{len(kept)} of {len(rows)} prompts were solved in {low:.0%} to {high:.0%} of {n} completions"
     histogram = _histogram(Counter(counts), Counter(counts[index] for index in kept), n)
     output.say(f"within reach: {what}, {cut:.0%} cut ({path})\n{histogram}")
     if not kept:
@@ -86,9 +86,10 @@ def check_asked(**given: object) -> None:
     """Check :func:`within_reach`'s own arguments, before there is a policy."""
     hints = {"low": Share, "high": Share, "n": Count, "n_prompts": Count | None, "seed": Seed}
     argument_types.check({name: given[name] for name in hints if name in given}, hints, "within_reach")
-    low, high = given.get("low", 0.0), given.get("high", 1.0)
-    if low > high:  # type: ignore[operator]
-        raise ConfigError("low is above high", where=f"within_reach(low={low}, high={high})", todo="swap them")
+    low, high, n = (given.get(name, default) for name, default in (("low", 0.2), ("high", 0.8), ("n", 8)))
+    if not any(low <= count / n <= high for count in range(n + 1)):  # type: ignore[operator]
+        what, todo = f"no count of {n} completions lies between low and high", "give a higher n, or wider bounds"
+        raise ConfigError(what, where=f"within_reach(low={low}, high={high})", todo=todo)
 
 
 def _solved(

@@ -33,7 +33,10 @@ def test_the_largest_rise_of_the_reward_comes_first_then_the_largest_fall():
     assert [pair.prompt for pair in result.pairs] == ["c", "b", "a", "another prompt"]
     assert (result.pairs[1].change, result.pairs[3].change) == (pytest.approx(-0.9), None)
     means = "mean reward -0.100 [-0.900, +0.500] (after - before, 95 % bootstrap over prompts)"
-    assert result.headline == f"4 pairs; {means}; reward rose on 2, fell on 1, stayed on 0; 2 shown"
+    assert (
+        result.headline
+        == f"4 pairs, 3 of them scored before and after; {means}; reward rose on 2, fell on 1, stayed on 0; 2 shown"
+    )
     assert ("another prompt" in str(result), str(result).count("before: ")) == (False, 2)
     without = evaluation(("a", "same", None), ("b", "old", None))
     changed = replace(without, completions=(without.completions[0], completion("b", "new", (2, END))))

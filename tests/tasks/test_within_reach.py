@@ -66,7 +66,7 @@ def test_what_is_solved_sometimes_is_kept_and_the_histogram_shows_both(capsys):
     policy = counting()
     assert kept(tasks.within_reach(ROWS, policy, right, **HOW)) == [2, 3, 4, 5, 6]
     shown = capsys.readouterr().out
-    assert "5 of 9 prompts are solved in 20% to 80% of 8 completions, 0% cut (out/within_reach/" in shown
+    assert "5 of 9 prompts were solved in 20% to 80% of 8 completions, 0% cut (out/within_reach/" in shown
     assert "\n   1 of 8          1      0  ###" in shown
     assert "\n   2 of 8          1      1  ###" in shown
     assert all(how["temperature"] == 0.6 for _, how in policy.calls), "the checkpoint's own"
@@ -122,7 +122,8 @@ def test_where_nothing_is_kept_the_error_says_what_to_change():
 @pytest.mark.parametrize(
     ("dataset", "how", "error"),
     [
-        (ROWS, {"low": 0.9}, "low is above high"),
+        (ROWS, {"low": 0.9}, "no count of 8 completions lies between"),
+        (ROWS, {"n": 1}, "no count of 1 completions"),
         (list(ROWS), {}, "a list, not a datasets.Dataset"),
         (ROWS.remove_columns("prompt"), {}, "no column 'prompt'"),
         (ROWS.select([]), {}, "no rows"),
@@ -148,7 +149,7 @@ def test_the_tiny_policy_keeps_some_of_its_task_and_after_training_the_table_is_
     assert 0 < len(found.train) < 16
     assert set(found.train["problem"]) <= set(task.train["problem"][:16])
     assert found.held_out is task.held_out
-    assert f"{len(found.train)} that are solved in 20% to 80% of 4 completions" in found.description
+    assert f"{len(found.train)} that were solved in 20% to 80% of 4 completions" in found.description
     assert "16 of 16 prompts sampled" in capsys.readouterr().out
     weights = dict(policy.model.named_parameters())
     next(weight for name, weight in weights.items() if "lora_B" in name).data += 0.01
@@ -160,3 +161,16 @@ def test_the_tiny_policy_keeps_some_of_its_task_and_after_training_the_table_is_
     task.within_reach(policy, 0, 1, n_prompts=16, n=4, max_new_tokens=24)
     norm.data = before
     assert len(list(Path("out/within_reach").iterdir())) == 3
+
+
+def test_a_plain_reward_that_pays_more_than_one_is_said_to_count_as_right_from_one_on(recwarn):
+    def two_for_right(completions, **kwargs):
+        return [2.0 * ("4" in text) for text in completions]
+
+    made = [Completion("2 + 2?", text, (1,), True) for text in ("4", "5")]
+    rows = [{"prompt": "2 + 2?"}] * 2
+    assert solved(two_for_right, rows, made) == [True, False]
+    assert ["two_for_right pays more than 1" in str(one.message) for one in recwarn] == [True]
+    two_for_right.right = 2.0
+    assert solved(two_for_right, rows, made) == [True, False]
+    assert len(recwarn) == 1
