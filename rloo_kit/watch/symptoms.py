@@ -232,15 +232,14 @@ def zero_variance_groups(log: Log, limit: float, kind: str) -> Sign | None:
         level = "completions alike"
     if kind != ("policy worsened" if fall and level != "too easy" else level):
         return None
-    cause = "the completions of a prompt are all right or all wrong"
-    setting, change = "num_generations", f"double it{log.now('num_generations')}"
+    setting, change, more = "num_generations", f"double it{log.now('num_generations')}", ""
     if not known:
-        cause = "the rewards of a prompt are equal; whether they are high or low, the log does not show"
+        more = "; whether high or low ones, this log does not show"
         setting, change = "train_dataset", "those that it solves sometimes, task.within_reach(policy)"
         change += "; set judges = 'answer' on the reward for right answers, and this says more"
     elif getattr(log.known.args, "temperature", 1.0) < 1.0:  # costs nothing; more completions cost time
         setting, change = "temperature", f"to 1{log.now('temperature')}; then num_generations, up"
-    words = {"fall": str(fall), "cause": cause, "setting": setting, "change": change}
+    words = {"fall": str(fall), "more": more, "setting": setting, "change": change}
     share, reward = window.mean(ZERO_VARIANCE), window.mean("reward")
     evidence = f"{share:.0%} of the groups without spread, reward {reward:.3f} ({window.steps})"
     return Sign(window, evidence, words)
@@ -299,9 +298,8 @@ def drowned_term(log: Log, limit: float) -> Sign | None:
         return None
     if large in log.judging("answer"):  # what remains is a bonus, as it should be
         return None
-    both, times = (f"{spreads[large]:.3g} of {large}, {spreads[small]:.3g} of {small}", spreads[large] / spreads[small])
-    change = f"{large} down" if small in log.judging("answer") else f"{small} up, if it is to count as much,"
-    words = {"large": large, "small": small, "change": f"{change} by {times:.0f}"}
+    both = f"{spreads[large]:.3g} of {large}, {spreads[small]:.3g} of {small}"
+    words = {"large": large, "small": small, "times": f"{spreads[large] / spreads[small]:.0f}"}
     return Sign(window, f"weighted spread {both} ({window.steps})", words)
 
 

@@ -12,6 +12,7 @@ from rloo_kit import tasks
 from rloo_kit.errors import ConfigError, DatasetError, RLOOKitError
 from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Completion, Policy
+from rloo_kit.tasks.reward_calls import solved
 
 ROWS = Dataset.from_list([{"prompt": f"{k} + 0 =", "answer": str(k)} for k in range(9)])
 HOW = {"max_new_tokens": 16}
