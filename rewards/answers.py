@@ -252,6 +252,18 @@ def _numeric(gold: str) -> bool:
     return to_number(readable(gold)) is not None and not _is_equation(gold)
 
 
+# Letters right after a number, outside \\text, that are no usual unit: 6xy, 2k.
+_MONOMIAL = re.compile(
+    r"[\d}]\s*(?!(?:cm|mm|km|kg|ml|mL|ft|in|yd|mi|hr|min|sec|mph|lbs?|oz|am|pm|USD|st|nd|rd|th)\b)[A-Za-z]{1,3}(?![A-Za-z/])"
+)
+
+
+def _is_algebra(gold: str) -> bool:
+    # Whether kind "math" leaves the gold answer to math-verify.
+    formula = re.sub(r"\\(?:text|mathrm|mbox|rm)\s*\{[^{}]*\}|\\[A-Za-z]+", "", gold)
+    return not _numeric(gold) or bool(_MONOMIAL.search(formula.rpartition("=")[2]))
+
+
 # A lone capital letter is a choice, unless it is the article or the pronoun that begins a clause.
 _CHOICE = re.compile(r"(?<![A-Za-z0-9'’])(?:([B-HJ])|([AI])(?!\s+(?!and\b|or\b)[a-z]))(?![A-Za-z0-9'’+#])")
 # An option whose text names others: "D) Both A and B".
@@ -312,7 +324,7 @@ def is_right(
     (True, False, False)
     """
     # Algebra would accept "17 + 25" for 42, and so pay for a copy of the question.
-    kind = "number" if kind == "math" and _numeric(gold) else kind
+    kind = "number" if kind == "math" and not _is_algebra(gold) else kind
     alone = form == "whole"
 
     def same(value: str) -> bool:
@@ -359,7 +371,7 @@ class _AnswerReward:
         rows = [(texts, self._accepted(gold)) for texts, gold in zip(said, golds, strict=True)]
         equal_pairs: dict[Pair, bool] = {}
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
-            asked = [(texts, gold) for texts, golds in rows for gold in golds if not _numeric(gold)]
+            asked = [(texts, gold) for texts, golds in rows for gold in golds if _is_algebra(gold)]
             each = ((v, g) for texts, g in asked for t in texts for v in stated(t, self.form, "math"))
             equal_pairs = equals([pair for one in each for pair in _pairs(*one)])
         return [self._one(i, *row, equal_pairs) if row[1] else None for i, row in enumerate(rows)]

@@ -43,6 +43,12 @@ _MEMBER = re.compile(r"^[a-z]\s*\\in(?![a-z])\s*")
 _DOTS = re.compile(r"\\emptyset|\\[lc]?dots|…|\.\.\.")
 _INEQUALITY = re.compile(r"[<>]|\\[lg]eq?(?![a-z])")
 _TEXT_AFTER = re.compile(r"(?<=[\w})])\s*\\(?:text|mathrm)\s*\{(?!\s*(?:or|and)\b)[^{}]*\}(?:\s*\^\s*\{?\d\}?)?$")
+_WITHOUT_NAMES = re.compile(r"^\([a-z, \\]+\)\s*=\s*(?=[^=]*$)")  # (x, y) =
+_INTEGER = re.compile(r"(?:[,\s(]|\\text\s*\{\s*(?:for|where|with)\s*\})*([a-z]) ?\\in ?\\mathbb ?\{?Z\}?\s*\)?$")
+_FOR_ALL = re.compile(r"[,\s]*(?:\\text\s*\{\s*(?:for|where) (?:all|any|every)(?: real)?\s*\}|\\forall)\s*[a-z]$")
+_MINUTES = re.compile(r"(\d+)\s*\^\s*\{?\s*\\circ\s*\}?\s*(\d+)\s*(?:'(?!')|\^\s*\{?\s*\\prime\s*\}?)")
+_UNEVALUATED = re.compile(r"\\(?:i*int|oint|sum|prod|lim)(?![a-z])|\\frac\s*\{\s*d[^{}]{0,9}\}\s*\{\s*d[^{}]{0,9}\}")
+_APART = re.compile(r"(?<![_^\d])\d+\s+\d")  # a cycle, which math-verify would multiply
 _BASE = re.compile(r"(?<=[0-9A-F])_\s*\{?(\d+)")
 
 
@@ -55,16 +61,24 @@ def pair(value: str, gold: str) -> Pair | None:
     if len(formulas) == 1 and not re.search(r"[\d\\]", value.replace(formulas[0][0], "")):
         value = next(filter(None, formulas[0].groups()))
     gold, value = _bare(gold), _bare(value)
+    first, *others = gold.split("=")
+    if len(others) > 1 and _NAME.match(first + "=") and not (_letters(others[-1]) or re.search(r"[,;]|or|and", gold)):
+        gold = others[-1].strip()  # A = \pi r^2 = 25\pi
     if not _same_text_after(value, gold):
         return None
     gold = _MEMBER.sub("", _TEXT_AFTER.sub("", gold))
     value = _in_the_golds_shape(_TEXT_AFTER.sub("", value), gold)
+    if (parameter := _INTEGER.search(gold)) and (its := _INTEGER.search(value)) and parameter[1] == its[1]:
+        gold, value = gold[: parameter.start()], value[: its.start()]
     if gold and re.sub(r"\s", "", value) == re.sub(r"\s", "", gold):
         return gold, gold
+    if _conflicting(value, gold):
+        return None
+    gold, value = (_ratio(_ascending(_plus_and_minus(text))) for text in (gold, value))
     bases = set(_BASE.findall(value))
-    listed = "," in gold and not _ends(gold) and not _INEQUALITY.search(gold)
+    listed = "," in gold and not (_ends(gold) or _INEQUALITY.search(gold) or r"\cup" in gold)
     ends = {_ends(value), _ends(gold)}
-    no_ends = "" in ends and ("," not in value or _INEQUALITY.search(gold))
+    no_ends = "" in ends and ("," not in value or _INEQUALITY.search(gold) or r"\mathbb" in gold)
     same_ends = len(ends) == 1 or ends == {"set", ""} or no_ends
     if (
         not same_ends
@@ -76,13 +90,49 @@ def pair(value: str, gold: str) -> Pair | None:
     return (gold, value) if _tractable(gold) and _tractable(value) else None
 
 
+def _conflicting(value: str, gold: str) -> bool:
+    """Whether the answer has what math-verify would compute, multiply or read as a comma, and the gold answer has not:
+    an integral, digits apart, another number of colons, "and" for "or"."""
+    listed = "," in gold and r"\cup" not in gold
+    swapped = ("or" in value and (listed or "and" in gold)) or ("and" in value and "or" in gold)
+    return (
+        bool(_UNEVALUATED.search(value) and not _UNEVALUATED.search(gold))
+        or bool(_APART.search(f"{value},{gold}"))
+        or (":" in gold and r"\{" not in gold and gold.count(":") != value.count(":"))
+        or (swapped and bool(_INEQUALITY.search(value)))
+    )
+
+
+def _plus_and_minus(text: str) -> str:
+    alone = text.count(r"\pm") == 1 and not re.search(r"[,=]|\\mp", text)
+    return ", ".join(text.replace(r"\pm", sign) for sign in "+-") if alone else text
+
+
+def _ascending(text: str) -> str:
+    # 3 > x > 1 as 1 < x < 3: math-verify compares chains as they stand.
+    parts = re.split(r"(>|\\geq?(?![a-z]))", text)
+    if len(parts) < 5 or re.search(r"<|\\leq?(?![a-z])", text):
+        return text
+    return "".join({">": "<"}.get(part, r"\leq " if part.startswith(r"\ge") else part) for part in reversed(parts))
+
+
+def _ratio(text: str) -> str:
+    # a : b : c by its quotients, since math-verify divides a by b and c.
+    first, *others = text.rpartition("=")[2].split(":")
+    return f"({', '.join(rf'({one})/({first})' for one in others)})" if len(others) > 1 and "{" not in text else text
+
+
 def _tractable(expression: str) -> bool:
     whole = r"\boxed" not in expression  # math-verify would read the content of the box
     return whole and 0 < len(expression) <= LONGEST and not _EXPLODES.search(expression)
 
 
 def _bare(text: str) -> str:
-    text = re.sub(r"\\(?:left|right|displaystyle|,|;|:|quad)(?![a-z])|\$", " ", text).strip(" .*\n`।。")
+    text = re.sub(r"(?<!\\)\\\\\s*\[[\d.]+\s*(?:pt|em|ex|mm|cm)\]", r"\\\\ ", text)  # the space between rows
+    text = re.sub(r"(?<=\d)(?:\{,\}|\\,|\\ )(?=\d{3}(?!\d))|(?<=\d),(?=\d{3}\s*\\(?:pi|sqrt))", "", text)
+    text = re.sub(r"\\(?:left|right|displaystyle|,|;|:|q?quad)(?![a-z])|(?<!\\)\\ |~|\$", " ", text)
+    text = _MINUTES.sub(r"(\1+\2/60)^\\circ", text).replace(r"\colon", ":").strip(" .*\n`।。")
+    text = _FOR_ALL.sub("", re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", text))
     text = re.sub(r"^\\(?:text|boxed|fbox)\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", r"\1", text)
     text = re.sub(r"^\\[\[(]|\\[\])]$", "", text).strip(" .*\n`।。")
     text = re.sub(r"\\mathrm\s*\{\s*([ei])\s*\}", r"\1", text)
@@ -105,7 +155,7 @@ def _in_the_golds_shape(value: str, gold: str) -> str:
     """Drop the names that the gold answer leaves out: "x = 2, y = 3" becomes (2, 3) if the gold answer is a tuple."""
     value = _MEMBER.sub("", value)
     if "=" not in gold:
-        value = _NAME.sub("", value)
+        value = _WITHOUT_NAMES.sub("", _NAME.sub("", value))
     parts = [re.fullmatch(r"\s*([a-z])\s*=(.*)", part) for part in value.split(",")]
     if "," not in gold or "=" in gold or not all(parts):
         return value
@@ -136,6 +186,11 @@ def _ends(text: str) -> str:
     match = re.match(r"([(\[]|\\\{|\\langle).*([)\]]|\\\}|\\rangle)$", text, re.DOTALL)
     if match is None or "," not in text:
         return ""
+    depth = 0
+    for bracket in re.finditer(r"[(\[]|\\\{|\\langle|([)\]]|\\\}|\\rangle)", text):
+        depth += -1 if bracket[1] else 1
+        if depth == 0 and bracket.end() < len(text):
+            return ""  # of several, as in (1, 2), (2, 1)
     return "set" if match[1] == "\\{" else match[1] + match[2]
 
 
@@ -248,6 +303,39 @@ def _forked(pair: Sequence[str], seconds: float) -> int:
         os._exit(status)
 
 
+def _comparable(gold: Any, answer: Any) -> bool:
+    """Whether math-verify may compare what was parsed: it takes for equal to an equation its roots, a contradiction if
+    it has none, and of a chain the first and the last side."""
+    from latex2sympy2_extended.logic import And
+    from sympy import Eq, Set, simplify, solve
+
+    def same(one: Any, other: Any) -> bool:
+        ratio: Any = simplify((one.lhs - one.rhs) / (other.lhs - other.rhs)) if other.lhs != other.rhs else 0
+        return ratio != 0 and not ratio.free_symbols
+
+    if isinstance(gold, And) and all(isinstance(one, Eq) for one in gold._unsorted_args):
+        parts = gold._unsorted_args, getattr(answer, "_unsorted_args", ())
+        return len(parts[0]) == len(parts[1]) and all(map(same, *parts))
+    if not isinstance(gold, Eq) or gold == answer:
+        return True
+    if isinstance(answer, Set):
+        return bool(gold.lhs.is_Symbol or gold.rhs.is_Symbol)
+    with contextlib.suppress(NotImplementedError):
+        return not isinstance(answer, Eq) or bool(solve(gold, gold.free_symbols)) or same(gold, answer)
+    return True
+
+
+def _united(parsed: list[Any], text: str) -> list[Any]:
+    """Read "x < 2 or x > 3" as a union, where math-verify reads a list."""
+    from sympy import And, Eq, FiniteSet, Union
+    from sympy.core.relational import Relational
+
+    parts = parsed[0].args if parsed and re.search(r"\bor\b", text) and isinstance(parsed[0], FiniteSet) else ()
+    if parts and all(isinstance(one, Relational | And) and not isinstance(one, Eq) for one in parts):
+        return [Union(*(one.as_set() for one in parts))]
+    return parsed
+
+
 def _verified(gold: str, answer: str) -> bool:
     from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
@@ -256,6 +344,8 @@ def _verified(gold: str, answer: str) -> bool:
     kept = {"units": False, "malformed_operators": True, "nits": True, "boxed": "all", "equations": False}
     reading = [LatexExtractionConfig(normalization_config=NormalizationConfig(True, **kept))]
     boxes = (r"\boxed{" + text.strip().strip("$") + "}" for text in (gold, answer))
-    target, parsed = (parse(box, reading, parsing_timeout=None) for box in boxes)
+    target, parsed = (_united(parse(box, reading, parsing_timeout=None), box) for box in boxes)
+    if not target or not parsed or not _comparable(target[0], parsed[0]):
+        return False
     how: Any = {"allow_set_relation_comp": True, "timeout_seconds": None}
-    return bool(target and parsed and verify(target, parsed, **how))
+    return bool(verify(target, parsed, **how))

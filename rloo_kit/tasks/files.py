@@ -84,9 +84,8 @@ def from_file(
     why = f"; left out: {counts}" if counts else ""
     if not all(sides):
         what = f"no problem is left {'to hold out' if sides[0] else 'to train on'}"
-        todo = "look at kind=..., give more rows, or another held_out=... (a share, or a second file)"
-        if "longer than" in why:
-            todo = "lower max_completion_length (max_new_tokens here), or raise load_policy(max_seq_length=...)"
+        shorter = "lower max_completion_length, or raise load_policy(max_seq_length=...)"
+        todo = shorter if "longer than" in why else "look at kind=..., give more rows, or another held_out=..."
         raise DatasetError(what, where=f"{file}{why or ', which has too few rows to split'}", todo=todo)
     description = f"{file.name}: {len(sides[0])} to train on, {len(sides[1])} held out{why}"
     if why:

@@ -56,7 +56,7 @@ def misjudged(cases, *, guessing):
 @pytest.mark.parametrize("algebra", [False, pytest.param(True, marks=pytest.mark.long)], ids=["", "algebra"])
 @pytest.mark.parametrize("path", sorted((HERE / "answers").glob("*.jsonl")), ids=lambda path: path.stem)
 def test_a_form_is_read_by_its_rule_and_a_guess_refuses_in_doubt(path, algebra):
-    """Algebra takes 15 s per set, and 30 s for G: unless "long" tests run, only two sets include it."""
+    """Algebra takes 15 to 50 s per set: unless "long" tests run, only two sets include it."""
     in_short = path.stem in ("f", "natural")
     cases = [c for c in cases_of(path) if algebra or in_short or c["kind"] != "math"]
     (paid, _), (refused, _) = misjudged(cases, guessing=False)
