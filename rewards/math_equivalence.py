@@ -46,8 +46,9 @@ _TEXT_AFTER = re.compile(r"(?<=[\w})])\s*\\(?:text|mathrm)\s*\{(?!\s*(?:or|and)\
 _WITHOUT_NAMES = re.compile(r"^\([a-z, \\]+\)\s*=\s*(?=[^=]*$)")  # (x, y) =
 _INTEGER = re.compile(r"(?:[,\s(]|\\text\s*\{\s*(?:for|where|with)\s*\})*([a-z]) ?\\in ?\\mathbb ?\{?Z\}?\s*\)?$")
 _FOR_ALL = re.compile(r"[,\s]*(?:\\text\s*\{\s*(?:for|where) (?:all|any|every)(?: real)?\s*\}|\\forall)\s*[a-z]$")
-_MINUTES = re.compile(r"(\d+)\s*\^\s*\{?\s*\\circ\s*\}?\s*(\d+)\s*(?:'(?!')|\^\s*\{?\s*\\prime\s*\}?)")
+_MINUTES = re.compile(r"(?<!\d)(\d+)\s*\^\s*\{?\s*\\circ\s*\}?\s*(\d+)\s*(?:'(?!')|\^\s*\{?\s*\\prime\s*\}?)")
 _UNEVALUATED = re.compile(r"\\(?:i*int|oint|sum|prod|lim)(?![a-z])|\\frac\s*\{\s*d[^{}]{0,9}\}\s*\{\s*d[^{}]{0,9}\}")
+_JOINED = re.compile(r"\b(?:or|and)\b")
 _APART = re.compile(r"(?<![_^\d])\d+\s+\d")  # a cycle, which math-verify would multiply
 _BASE = re.compile(r"(?<=[0-9A-F])_\s*\{?(\d+)")
 
@@ -57,12 +58,15 @@ def pair(value: str, gold: str) -> Pair | None:
 
     math-verify takes a set for an interval and the letters at the end for a unit, so this compares brackets and dots.
     """
+    if len(value) > 2 * LONGEST:
+        return None
     formulas = list(_DOLLARS.finditer(value))
     if len(formulas) == 1 and not re.search(r"[\d\\]", value.replace(formulas[0][0], "")):
         value = next(filter(None, formulas[0].groups()))
     gold, value = _bare(gold), _bare(value)
     first, *others = gold.split("=")
-    if len(others) > 1 and _NAME.match(first + "=") and not (_letters(others[-1]) or re.search(r"[,;]|or|and", gold)):
+    several = re.search(r"[,;]", gold) or _JOINED.search(gold)
+    if len(others) > 1 and _NAME.match(first + "=") and not (several or _letters(others[-1])):
         gold = others[-1].strip()  # A = \pi r^2 = 25\pi
     if not _same_text_after(value, gold):
         return None
@@ -94,7 +98,8 @@ def _conflicting(value: str, gold: str) -> bool:
     """Whether the answer has what math-verify would compute, multiply or read as a comma, and the gold answer has not:
     an integral, digits apart, another number of colons, "and" for "or"."""
     listed = "," in gold and r"\cup" not in gold
-    swapped = ("or" in value and (listed or "and" in gold)) or ("and" in value and "or" in gold)
+    mine, its = (set(_JOINED.findall(text)) for text in (value, gold))
+    swapped = ("or" in mine and (listed or "and" in its)) or ("and" in mine and "or" in its)
     return (
         bool(_UNEVALUATED.search(value) and not _UNEVALUATED.search(gold))
         or bool(_APART.search(f"{value},{gold}"))
