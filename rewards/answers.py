@@ -252,7 +252,7 @@ def _numeric(gold: str) -> bool:
     return to_number(readable(gold)) is not None and not _is_equation(gold)
 
 
-# Letters right after a number, outside \\text, that are no usual unit: 6xy, 2k.
+# Letters right after a number, outside \\text, that are no usual unit: 6xy, 2k; with a blank, 5 m has a unit.
 _MONOMIAL = re.compile(
     r"[\d}]\s*(?!(?:cm|mm|km|kg|ml|mL|ft|in|yd|mi|hr|min|sec|mph|lbs?|oz|am|pm|USD|st|nd|rd|th)\b)[A-Za-z]{1,3}(?![A-Za-z/])"
 )
@@ -260,7 +260,8 @@ _MONOMIAL = re.compile(
 
 def _is_algebra(gold: str) -> bool:
     # Whether kind "math" leaves the gold answer to math-verify.
-    formula = re.sub(r"\\(?:text|mathrm|mbox|rm)\s*\{[^{}]*\}|\\[A-Za-z]+", "", gold)
+    unit = r"(?<=[\d}])\s+[mgshlLNJWVKCF]\.?$"
+    formula = re.sub(rf"\\(?:text|mathrm|mbox|rm)\s*\{{[^{{}}]*\}}|\\[A-Za-z]+|{unit}", "", gold)
     return not _numeric(gold) or bool(_MONOMIAL.search(formula.rpartition("=")[2]))
 
 

@@ -49,7 +49,7 @@ _FOR_ALL = re.compile(r"[,\s]*(?:\\text\s*\{\s*(?:for|where) (?:all|any|every)(?
 _MINUTES = re.compile(r"(?<!\d)(\d+)\s*\^\s*\{?\s*\\circ\s*\}?\s*(\d+)\s*(?:'(?!')|\^\s*\{?\s*\\prime\s*\}?)")
 _UNEVALUATED = re.compile(r"\\(?:i*int|oint|sum|prod|lim)(?![a-z])|\\frac\s*\{\s*d[^{}]{0,9}\}\s*\{\s*d[^{}]{0,9}\}")
 _JOINED = re.compile(r"\b(?:or|and)\b")
-_APART = re.compile(r"(?<![_^\d])\d+\s+\d")  # a cycle, which math-verify would multiply
+_APART = re.compile(r"(?<!frac )(?<!binom )(?<![_^\d])\d+\s+\d")  # a cycle, which math-verify would multiply
 _BASE = re.compile(r"(?<=[0-9A-F])_\s*\{?(\d+)")
 
 
@@ -103,7 +103,7 @@ def _conflicting(value: str, gold: str) -> bool:
     return (
         bool(_UNEVALUATED.search(value) and not _UNEVALUATED.search(gold))
         or bool(_APART.search(f"{value},{gold}"))
-        or (":" in gold and r"\{" not in gold and gold.count(":") != value.count(":"))
+        or (gold.count(":") > 1 and r"\{" not in gold and gold.count(":") != value.count(":"))
         or (swapped and bool(_INEQUALITY.search(value)))
     )
 

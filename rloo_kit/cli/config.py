@@ -30,6 +30,7 @@ from rloo_kit.evaluation.evaluate import SAMPLING, check_asked, evaluate
 from rloo_kit.models import is_folder
 from rloo_kit.policy import load
 from rloo_kit.policy.policy import check_sampling
+from rloo_kit.policy.resolve import expanded
 from rloo_kit.tasks.task import FILES
 from rloo_kit.tasks.within_reach import check_asked as check_reach
 from rloo_kit.train import check_config, renamed_args
@@ -151,8 +152,8 @@ def _check_entry(section: str, name: Any, value: Any) -> None:
     elif section == "task":
         check_known(name, TASKS, "there is no task", f"a file, or one of {', '.join(TASKS)}")
         check_arguments(getattr(tasks, name), value, f"tasks.{name}")
-        for file in (value[key] for key in FILES if isinstance(value.get(key), str) and not Path(value[key]).exists()):
-            raise ConfigError("there is no such file", where=file, todo="name it from the folder of this file")
+        if missing := [path for key in FILES if isinstance(path := value.get(key), str) and not Path(path).exists()]:
+            raise ConfigError("there is no such file", where=missing[0], todo="name it from the folder of this file")
     elif section == "rewards":
         reward_entries.check_entry(value)
     elif section in ("evaluate", "within_reach"):
@@ -198,7 +199,10 @@ def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:
             "task": name in FILES,
             "rewards": reward_entries.in_file(value),
         }
-        return str(folder / value) if is_read.get(section) else value
+        if not is_read.get(section):
+            return value
+        beside, here = folder / expanded(value), Path.cwd() / expanded(value)  # of --set, a path may be from here
+        return str(here if section == "task" and here.exists() and not beside.exists() else beside)
 
     given = {section: value for section, value in data.items() if value is not None}
     return {section: mapped(value, partial(whole, section)) for section, value in given.items()}

@@ -245,7 +245,7 @@ def hub_explained(repository: str) -> Iterator[None]:
         todo = f"look at {constants.ENDPOINT}/{repository}; a private or gated one needs HF_TOKEN in .env"
         if isinstance(cause, silent):
             what = f"{repository} is not a folder, not complete in the hub's cache, and the hub cannot be reached"
-            todo = "connect and call prepare(offline=False) in a fresh kernel, or give a folder instead"
-            todo = _nearest_folder(repository) or todo
+            connect = "connect and call prepare(offline=False) in a fresh kernel, or give a folder instead"
+            todo = _nearest_folder(repository) or connect
         where = f"offline mode is {'on' if constants.HF_HUB_OFFLINE else 'off'}"
         raise PolicyNotFoundError(what, where=where, todo=todo) from error

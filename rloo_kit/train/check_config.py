@@ -112,12 +112,10 @@ def _check_generation(args: trl.RLOOConfig) -> None:
     """Works around: transformers takes unknown names silently, and fails at the first step with some that it knows."""
     from transformers import GenerationConfig
 
-    options, todo = {} if args.use_vllm else args.generation_kwargs or {}, ""
-    for name in options:
-        if name in INSTEAD:
-            todo = INSTEAD[name]
-        elif name not in (known := vars(GenerationConfig())):
-            todo = argument_types.did_you_mean(name, known, "look at transformers.GenerationConfig")
+    known = vars(GenerationConfig())
+    for name in {} if args.use_vllm else args.generation_kwargs or {}:
+        look = "look at transformers.GenerationConfig"
+        todo = INSTEAD.get(name) or ("" if name in known else argument_types.did_you_mean(name, known, look))
         if todo:
             _refuse(args, f"completions cannot be sampled with generation_kwargs {name!r}", todo, "generation_kwargs")
 

@@ -40,7 +40,7 @@ MARGIN = 0.15  # how far the share of zero-variance groups must exceed chance, s
 LIKELY = 1.5  # standard errors for high variance: fewer than SURE, since more completions do no harm
 FORMED = 0.8  # share of completions that have the form
 IN_PLAY = (0.1, 0.9)  # a reward that pays a share of completions between these has something left to teach
-FALLEN = 2.5  # standard errors for a fall since the start: with 2, a tenth to a third of flat runs had one
+FALLEN = 2.5  # standard errors for a fall since the start, the largest of four comparisons at every entry
 MOVED = 0.1  # nats per token of KL: the updates can be seen, so larger ones are no advice
 PATIENCE = 100  # entries after which a rise from the first third to the last should have been seen
 OVERFLOWS = 17  # times that fp16's loss scaler halves torch's first scale, 65536, until it is below 1
@@ -336,8 +336,8 @@ def nothing_learned(log: Log, limit: float) -> Sign | None:
         return None
     if abs(log.change("reward", log[:WINDOW], after).sigmas) >= 2.0:  # most is learned, or lost, early
         return None
-    entropy = after.mean("entropy") / log[:WINDOW].mean("entropy")
-    if after.mean("kl") >= MOVED or entropy >= 1.5 or entropy <= 0.5:  # false where they are not logged
+    first, last = log[:WINDOW].mean("entropy"), after.mean("entropy")  # NaN where it is not logged
+    if after.mean("kl") >= MOVED or last > 1.5 * first or last < 0.5 * first:
         return None
     unless = "" if log.is_range_known() else ", unless the reward is near its highest already"
     return Sign(log, f"reward {rise}, {before.steps} against {after.steps}", {"unless": unless})

@@ -54,6 +54,22 @@ def test_only_an_argument_that_may_name_a_path_becomes_one_and_a_catalogue_name_
         assert configuration.load_config("mine.yaml", [f"policy={name}"]).policy == {"name": str(folder / name)}
 
 
+def test_a_file_of_a_task_is_looked_for_beside_the_configuration_then_here_and_recorded_whole(folder, monkeypatch):
+    home, beside = folder / "home", folder / "conf"
+    for place in (home, beside):
+        place.mkdir()
+    (beside / "mine.yaml").write_text(Path("mine.yaml").read_text())
+    (beside / "mine.py").write_text(Path("mine.py").read_text())
+    monkeypatch.setenv("HOME", str(home))
+    for place, path in ((folder, "here.csv"), (beside, "beside.csv"), (home, "~/at_home.csv")):
+        (place / Path(path).name).touch()
+        found = configuration.load_config(beside / "mine.yaml", [f"task={path}"])
+        assert found.task["from_file"]["path"] == str(place / Path(path).name)
+    (beside / "here.csv").touch()
+    found = configuration.load_config(beside / "mine.yaml", ["task=here.csv"])
+    assert found.task["from_file"]["path"] == str(beside / "here.csv")
+
+
 WRONG = {
     "trainer.learning_rte=1": ("learning_rte is no argument", "did you mean learning_rate?"),
     "trainer.total_episodes=9": ("total_episodes has no counterpart", "set max_steps"),

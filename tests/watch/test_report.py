@@ -8,8 +8,9 @@ import pytest
 import rloo_kit
 from benchmarks.health_runs import file_of, read
 from rloo_kit.watch.diagnose import smallest_gain
+from rloo_kit.watch.statistics import Log
 from rloo_kit.watch.symptoms import Episodes
-from tests.watch.logs import from_step, history, trainer_of
+from tests.watch.logs import from_step, history, rising, terms, trainer_of
 
 
 def test_a_run_with_zero_variance_groups_says_what_they_cost_though_nothing_is_found():
@@ -54,6 +55,7 @@ def test_where_nothing_was_learned_it_says_how_small_a_gain_could_have_been_seen
         text = str(rloo_kit.diagnose(source, held_out=held_out))
         assert f"an evaluation could detect a gain of {said}" in text
         assert re.search(r"no sure rise: reward 0.3\d+ .* could detect a change of 0\.\d+", text)
+    assert "with 2 held-out problems could detect no gain" in str(rloo_kit.diagnose(flat, held_out=2))
     for shown in (flat[:9], list(read(file_of("nothing learned.mended")).entries)):
         assert "no sure rise" not in str(rloo_kit.diagnose(shown)), "too few steps, or a rise"
     with pytest.raises(ValueError, match="held_out"):
@@ -68,6 +70,31 @@ def test_the_smallest_gain_is_found_by_a_paired_test_in_four_of_five_cases(probl
         changes = [(draw.random() < accuracy + gain) - (draw.random() < accuracy) for _ in range(problems)]
         seen += sum(changes) > 1.96 * sum(map(abs, changes)) ** 0.5  # McNemar 1947
     assert seen / 400 == pytest.approx(0.8, abs=0.05)
+
+
+AFTER = {
+    "a small KL": (lambda step: {"kl": 0.01}, True),
+    "a large KL": (lambda step: {"kl": 0.3}, False),
+    "a lower entropy": (lambda step: {"entropy": 0.9 / step}, False),
+    "no entropy at all": (lambda step: {"entropy": 0.0}, False),
+}
+
+
+@pytest.mark.parametrize(("changed", "is_said"), AFTER.values(), ids=AFTER)
+def test_no_larger_updates_are_advised_where_the_log_shows_those_that_were_made(changed, is_said):
+    log = read(file_of("nothing learned.ill"))
+    findings = Episodes(Log([{**entry, **changed(entry["step"])} for entry in log.entries], log.known)).findings
+    assert ("nothing learned" in [finding.symptom for finding in findings]) is is_said
+
+
+def test_answers_that_fell_while_the_reward_rose_are_named_and_their_problems_are_not_called_too_hard():
+    fall = terms(format=(rising(0.2, 0.015), 0.45), answer=(from_step(25, 0.6, 0.02), 0.2))
+    columns = {"reward": rising(0.3, 0.02), "zero_variance_groups": 0.4, **fall}
+    entries = history(60, **columns)
+    report = rloo_kit.diagnose(entries, {"answer": "answer", "format": "form"})
+    assert "answer fell, 0.600 -> 0.020" in str(report)
+    assert "something else is paid for" in str(report)
+    assert "format without answers" not in [finding.symptom for finding in report.findings]
 
 
 def test_a_reward_that_scored_no_completion_is_named_and_is_no_symptom():
