@@ -139,8 +139,10 @@ def planned(config: Config, card: str | None = None, prompt_tokens: int | None =
     }
     if settled.lora is not None:
         shape |= {"lora_rank": settled.lora["r"], "target_modules": settled.lora["target_modules"]}
-    name, _ = model_choice.chosen(settled.name, settled.four_bit, device)
-    args = config.args_for(name, None, device, named={n: getattr(settled, n) for n in ("thinking", "max_seq_length")})
+    name, thinks = model_choice.chosen(settled.name, settled.four_bit, device)
+    thinking = thinks if settled.thinking is None else settled.thinking
+    named = {"thinking": thinking, "max_seq_length": settled.max_seq_length}
+    args = config.args_for(name, None, device, named=named)
     tokens = settings_of(args, prompt_tokens, settled.max_seq_length).prompt_tokens
     return _with_reach(rloo_kit.plan(name, args, device, prompt_tokens=tokens, **shape), config)
 

@@ -119,7 +119,7 @@ def evaluate(
     batch_size: Count | None = None,
     correct: Reward | None = None,
     reward_weights: Sequence[float] | None = None,
-    seed: Seed = 0,
+    seed: Seed | None = 0,
     **generate: Any,
 ) -> Evaluation:
     """Sample completions of a dataset's prompts and grade them; the intervals hold for other prompts of the same kind.
@@ -186,7 +186,12 @@ def _asked(policy: Policy, greedy: bool, room: int, how: dict[str, Any]) -> dict
 
 
 def _rewarded(
-    funcs: list[Any], weights: dict[str, float], rows: list[Row], completions: list[Completion], samples: int, seed: int
+    funcs: list[Any],
+    weights: dict[str, float],
+    rows: list[Row],
+    completions: list[Completion],
+    samples: int,
+    seed: int | None,
 ) -> dict[str, Any]:
     scores = {name: reward_calls.score(func, rows, completions) for name, func in zip(weights, funcs, strict=True)}
     totals: list[float | None] = []
@@ -203,7 +208,7 @@ def _rewarded(
 
 
 def _graded(
-    correct: Reward | None, rows: Sequence[Row], completions: Sequence[Completion], samples: int, seed: int
+    correct: Reward | None, rows: Sequence[Row], completions: Sequence[Completion], samples: int, seed: int | None
 ) -> dict[str, Any]:
     """Return :class:`Evaluation`'s accuracy, truncated and correct, at the length limit or with room."""
     right = [None] * len(rows) if correct is None else reward_calls.solved(correct, rows, completions)
@@ -228,7 +233,8 @@ def _with_room(
     if not cut:
         return list(completions)
     # Another seed, so that the uniform numbers of the first part are not used again.
-    more = {"max_new_tokens": (room - 1) * how["max_new_tokens"], "seed": (how["seed"] + 1) % 2**32}
+    seed = None if how["seed"] is None else (how["seed"] + 1) % 2**32
+    more = {"max_new_tokens": (room - 1) * how["max_new_tokens"], "seed": seed}
     prompts, begun = [completion.prompt for completion in cut], [completion.ids for completion in cut]
     longer = iter(policy.generate(prompts, begun=begun, greedy=greedy, **how | more))
     return [completion if completion.finished else next(longer) for completion in completions]

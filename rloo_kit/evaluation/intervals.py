@@ -44,7 +44,7 @@ def wilson(successes: int, trials: int) -> Interval:
     return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
 
 
-def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 2000) -> Interval | None:
+def bootstrap(values: Sequence[float], seed: int | None = 0, resamples: int = 2000) -> Interval | None:
     """Return the percentile bootstrap of the mean (Efron 1979): None without values, no bounds if all are equal.
 
     The values must be independent.  Where several completions share a prompt, pass the prompts' means: the cluster

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rewards.answers import Form, gold_text
+from rloo_kit import argument_types
 from rloo_kit.errors import DatasetError
 from rloo_kit.session.prepare import HUB_SECONDS, within
 from rloo_kit.tasks.files import read
@@ -41,10 +42,12 @@ def gsm8k(
 
     Raises:
         DatasetError: neither hub nor cache has it; the folder lacks the files; more problems than exist.
+        ConfigError: a number of problems that is not an integer.
     """
     correct, asks = asked_for(form, policy)
     sides = []
     for split, name, n in (("train", "n_train", n_train), ("test", "n_held_out", n_held_out)):
+        argument_types.check({name: n}, {name: int | None}, "tasks.gsm8k")
         rows = _from_hub(split) if folder is None else _from_folder(Path(folder).expanduser(), split)
         if n is not None and not 1 <= n <= len(rows):
             what, todo = f"there are {len(rows)} problems on that side", f"ask for 1 to {len(rows)}"

@@ -42,7 +42,7 @@ RANGES: dict[Hint, str] = {
     argument_types.Seed: "seed",
     argument_types.Temperature: "temperature",
     Annotated[float, Interval(gt=0, le=1)]: "top_p",
-    Annotated[int, Ge(0)] | None: "top_k",
+    argument_types.Natural: "top_k",
     Annotated[float, Interval(ge=0, le=1)] | None: "min_p",
     argument_types.Positive: "repetition_penalty",
     Annotated[float, Interval(ge=0, le=10)]: "learning_rate",

@@ -114,12 +114,14 @@ def suggest(
 
 
 def _lengths(policy: Any, task: object, given: Settings) -> tuple[int | None, int]:
-    """Count the tokens of the longest prompt, None if they cannot be counted, and of the longest answer."""
+    """Count the tokens of the longest prompt, None if they cannot be counted, and of the longest answer; of a stream,
+    the first ones'."""
     if task is None or not isinstance(policy, Policy):
         return None, 0
     rows: Any = getattr(task, "train", task)
-    if not isinstance(rows, IterableDataset):
-        data_checks.check_rows(rows, "RLOOConfig.suggested")
+    if isinstance(rows, IterableDataset):
+        rows = Dataset.from_list(list(rows.take(1)))
+    data_checks.check_rows(rows, "RLOOConfig.suggested")
     _, prompts = data_checks.longest_prompts(rows)
     tokens = policy.tokenize(prompts, **given.get("chat_template_kwargs") or {})
     longest = max(map(str, rows["answer"]), key=len) if "answer" in rows.column_names else ""

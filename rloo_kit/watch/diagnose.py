@@ -106,7 +106,8 @@ def diagnose(
                 where=f"diagnose(judges={{{name!r}: {what!r}}})",
                 todo=f"the log has {', '.join(log.names) or 'no reward function'}",
             )
-    if held_out is None and isinstance(dataset := getattr(trainer_or_log, "eval_dataset", None), Sized):
+    dataset = getattr(trainer_or_log, "eval_dataset", None)
+    if held_out is None and isinstance(dataset, Sized) and not isinstance(dataset, Mapping):
         held_out = len(dataset)
     first, last = log[:WINDOW], log[-WINDOW:]
     metrics = [*FIGURES, *map(term, log.names)]

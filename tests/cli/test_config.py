@@ -98,6 +98,7 @@ WRONG = {
     "rewards=[quits.py:in_time]": ("quits.py cannot be run: SystemExit: 0", "repair it"),
     "trainer.top_p=95": ("top_p must be", "leave top_p out"),
     "trainer.top_k=-1": ("top_k must be", "0 takes all tokens"),
+    "trainer.top_k=null": ("top_k must be a valid integer", "0 takes all tokens"),
     "trainer.max_steps=2.5": ("max_steps must be", "a whole number of steps"),
     "save=": ("the section is empty", "write save: FOLDER"),
     "rewards=[nowhere.reward]": ("there is no reward", "a file's function: FILE.py:NAME"),

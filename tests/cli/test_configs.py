@@ -27,6 +27,13 @@ def test_a_configuration_of_a_card_fits_it(name):
         assert run.planned(config, CARDS[name]).settings.evaluations[-1] == (1, {"n": 200, "samples": 8})
 
 
+def test_without_a_policys_name_a_run_is_planned_with_the_thinking_it_is_loaded_with():
+    given = [f"policy.{name}" for name in ("name=null", "thinking=null", "max_seq_length=8192")]
+    config = configuration.load_config(ROOT / "configs/8gb.yaml", given)
+    planned = run.planned(config, "6GB")  # qwen3-1.7b with thinking off
+    assert planned.settings.max_completion_length == model_choice.FIT_COMPLETION_TOKENS
+
+
 PAGE = (ROOT / "docs/command-line.md").read_text()
 COMMANDS = re.findall(r"^\$ rloo-kit (.*)$", PAGE, re.MULTILINE)
 SHORTER = "trainer.max_completion_length=8 trainer.per_device_train_batch_size=8 trainer.gradient_accumulation_steps=1"

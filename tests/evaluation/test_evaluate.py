@@ -224,6 +224,8 @@ def test_a_sampled_completion_keeps_what_it_began_with(task, policy):
     result = evaluate(policy, task, n=8, samples=2, greedy=False, max_new_tokens=10, room=4, seed=1)
     assert all(r for r, c in zip(result.correct_with_room, result.correct, strict=True) if c)
     assert result.truncated_with_room < result.truncated
+    unseeded = evaluate(policy, task, n=1, samples=2, greedy=False, max_new_tokens=2, room=2, seed=None)
+    assert [len(completion.ids) for completion in unseeded.completions] == [2, 2], "cut, and continued all the same"
     with pytest.raises(ConfigError, match=r"reach \d+ tokens, and the policy was loaded for 4096[\s\S]*room=2000"):
         evaluate(policy, task, max_new_tokens=8, room=2000)
 

@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from rewards import instruction
 from rloo_kit import tasks
-from rloo_kit.errors import DatasetError
+from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.models import CATALOGUE
 from rloo_kit.tasks.gsm8k import _from_folder
 
@@ -41,6 +41,8 @@ def test_a_policy_is_asked_in_its_form_and_a_part_is_drawn_by_the_seed(folder):
     assert parts[0].train[0]["prompt"][0]["content"].endswith(instruction("boxed"))
     with pytest.raises(DatasetError, match=r"n_train=21[\s\S]*1 to 20"):
         tasks.gsm8k(n_train=21, folder=folder)
+    with pytest.raises(ConfigError, match=r"n_held_out must be a valid integer[\s\S]*write n_held_out=5"):
+        tasks.gsm8k(n_held_out="5", folder=folder)
 
 
 def test_a_folder_without_the_files_or_their_columns_is_told_their_form(folder, tmp_path):

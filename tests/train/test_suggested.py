@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from datasets import IterableDataset
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
@@ -141,3 +142,12 @@ def test_sizes_that_hold_no_whole_group_are_refused_as_such(given):
 def test_a_size_that_is_none_is_refused_before_anything_is_planned_with_it():
     with pytest.raises(ConfigError, match="steps_per_generation"):
         rloo_kit.RLOOConfig.suggested("qwen3-4b", None, card="80GB", steps_per_generation=0)
+
+
+def test_of_a_stream_the_first_row_says_how_long_prompts_and_answers_are(policy, task):
+    first = task.train.select(range(1))
+    stream = IterableDataset.from_generator(lambda: iter(first))  # whose columns datasets does not know
+    both = (rloo_kit.RLOOConfig.suggested(policy, rows) for rows in (first, stream))
+    of_rows, of_stream = (reasons(config)["max_completion_length"] for config in both)
+    assert of_rows == of_stream
+    assert "tokens for the longest answer" in of_stream
