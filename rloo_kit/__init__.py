@@ -4,8 +4,6 @@ Make ``import rloo_kit`` the first line: from then on unsloth is imported before
 The import itself is light: each public name is loaded when it is first used.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -9,11 +9,10 @@ A custom estimator must be a pure function of that tensor: a step calls it with 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from rloo_kit.errors import ArgumentError, ConfigError
+from rloo_kit.errors import ConfigError
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 STD_FLOOR = 1e-4  # added to a standard deviation before dividing by it, as in TRL's trainers
@@ -110,27 +109,22 @@ def zero_variance_groups(rewards: torch.Tensor) -> torch.Tensor:
     return (rloo(rewards) == 0).all(1)
 
 
-@dataclass(frozen=True)
-class Estimator:
-    name: str
-    function: Function
-
-    def __call__(self, rewards: torch.Tensor) -> torch.Tensor:
-        """Compute and check the advantages; the NaN of an unscored completion becomes 0."""
-        advantages, fault = self.function(rewards), ""
-        shape = advantages.shape if isinstance(advantages, torch.Tensor) else None
-        if shape != rewards.shape:
-            returned = f"a {type(advantages).__name__}" if shape is None else f"shape {tuple(shape)}"
-            fault = f"an advantage estimator returned {returned} for rewards of shape {tuple(rewards.shape)}"
-        elif (advantages.isinf() | (advantages.isnan() & ~rewards.isnan())).any():
-            fault = "an advantage of a scored completion is not finite, which would turn every weight into NaN"
-        if fault:
-            todo = "return (groups, K), without a division by a spread of 0; nanmean leaves NaN rewards out"
-            raise ConfigError(fault, where=f"advantage_estimator={self.name!r}", todo=todo)
-        return advantages.detach().to(rewards.dtype).nan_to_num(nan=0.0)
+def estimated(rewards: torch.Tensor, name: str, function: Function | None = None) -> torch.Tensor:
+    """Compute and check the advantages of the estimator of this name; the NaN of an unscored completion becomes 0."""
+    advantages, fault = (function or ESTIMATORS[name])(rewards), ""
+    shape = advantages.shape if isinstance(advantages, torch.Tensor) else None
+    if shape != rewards.shape:
+        returned = f"a {type(advantages).__name__}" if shape is None else f"shape {tuple(shape)}"
+        fault = f"an advantage estimator returned {returned} for rewards of shape {tuple(rewards.shape)}"
+    elif (advantages.isinf() | (advantages.isnan() & ~rewards.isnan())).any():
+        fault = "an advantage of a scored completion is not finite, which would turn every weight into NaN"
+    if fault:
+        todo = "return (groups, K), without a division by a spread of 0; nanmean leaves NaN rewards out"
+        raise ConfigError(fault, where=f"advantage_estimator={name!r}", todo=todo)
+    return advantages.detach().to(rewards.dtype).nan_to_num(nan=0.0)
 
 
-ESTIMATORS = {own.__name__: Estimator(own.__name__, own) for own in (rloo, grpo, dr_grpo, reinforce)}
+ESTIMATORS: dict[str, Function] = {own.__name__: own for own in (rloo, grpo, dr_grpo, reinforce)}
 """name -> estimator; :func:`register` adds to it."""
 
 BUILT_IN = tuple(ESTIMATORS)
@@ -145,21 +139,12 @@ def register(function: Function, name: str | None = None) -> str:
     """
     base = name or str(getattr(function, "__name__", type(function).__name__))
     name, number = base, 1
-    while name in ESTIMATORS and ESTIMATORS[name].function is not function:
+    while ESTIMATORS.get(name, function) is not function:
         number += 1
         name = f"{base}_{number}"
-    estimator = Estimator(name, function)
-    estimator(torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0]]))
-    ESTIMATORS.setdefault(name, estimator)
+    estimated(torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0]]), name, function)
+    ESTIMATORS[name] = function
     return name
-
-
-def find(name: str) -> Estimator:
-    if name not in ESTIMATORS:
-        what, where = f"there is no advantage estimator {name!r}", "RLOOConfig(advantage_estimator=...)"
-        todo = f"one of {', '.join(ESTIMATORS)}, or a function of (groups, K) rewards"
-        raise ArgumentError(what, where=where, todo=todo)
-    return ESTIMATORS[name]
 
 
 def k1(log_ratio: torch.Tensor) -> torch.Tensor:

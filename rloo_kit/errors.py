@@ -3,8 +3,6 @@
 Each class also derives from the built-in it resembles, so ``except ValueError`` goes on working.
 """
 
-from __future__ import annotations
-
 from rloo_kit.redact import without_hidden
 
 

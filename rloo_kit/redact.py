@@ -3,8 +3,6 @@
 Errors, the screen of ``prepare()``, a config's text and a run's record go through :func:`without_hidden`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

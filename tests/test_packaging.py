@@ -9,7 +9,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from rloo_kit.session import versions
 from tests.conftest import ROOT
 
 import compat  # isort: skip - of scripts/
@@ -31,15 +30,14 @@ def test_conda_forge_gives_python_alone_and_pip_the_ranges_of_the_project():
     assert re.findall(r"^      - (.+)$", CONDA, re.MULTILINE) == ranges
 
 
-def test_the_constraints_hold_an_exact_version_of_each_range_and_it_is_the_one_called_tested():
+EXACT = dict(line.split("==") for line in CONSTRAINTS.splitlines() if not line.startswith("#") and "==" in line)
+
+
+def test_the_constraints_hold_an_exact_version_of_each_range():
     """CI and ``make install`` use the constraints; users get the ranges, so their other packages are left alone."""
-    lines = [line for line in CONSTRAINTS.splitlines() if not line.startswith("#") and "==" in line]
-    constraints = dict(line.split("==") for line in lines)
     for line in PROJECT["dependencies"]:
         needed = Requirement(line)
-        exact = constraints[canonicalize_name(needed.name)]
-        assert needed.specifier.contains(exact), line
-        assert versions.TESTED.get(needed.name, exact) == exact
+        assert needed.specifier.contains(EXACT[canonicalize_name(needed.name)]), line
     exact = [line for line in PROJECT["dependencies"] if "==" in line]
     assert [line.split("==")[0] for line in exact] == ["unsloth", "unsloth_zoo"], "their only CPU release"
 
@@ -69,7 +67,7 @@ def test_what_a_user_with_a_gpu_would_install_resolves(platform, python, tmp_pat
     made_with = (install.REQUIREMENTS / "triton.txt").read_text().split("triton==")[1].strip()
     assert triton.split(".")[:2] == made_with.split(".")[:2], "torch was made with it"
     stack = ("torch", "unsloth", "trl", "transformers", "peft", "bitsandbytes", "datasets")
-    assert {name: found[name] for name in stack} == {name: versions.TESTED[name] for name in stack}
+    assert {name: found[name] for name in stack} == {name: EXACT[name] for name in stack}
 
 
 def test_no_file_holds_a_package_index_or_a_token_or_is_over_a_megabyte():

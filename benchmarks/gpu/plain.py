@@ -124,7 +124,7 @@ def loss_of(now: Rows, reference: Rows, rewards: list[float | None], settings: d
     kl = settings["beta"] * torch.stack([estimate(a - b).sum() for a, b in zip(now, reference, strict=True)])
     scores = torch.tensor([math.nan if reward is None else reward for reward in rewards]).view(-1, K)
     paid = scores if in_loss else scores - kl.detach().view(-1, K)
-    found = advantages.find(settings.get("advantage_estimator", "rloo"))(paid)
+    found = advantages.estimated(paid, settings.get("advantage_estimator", "rloo"))
     if settings.get("normalize_advantages"):
         found = advantages.normalized(found, ~scores.isnan())
     if settings.get("skip_zero_variance_groups"):

@@ -5,8 +5,6 @@ that are named, and checks settings that must fit together.  Files to read are l
 files to write go to the working directory.
 """
 
-from __future__ import annotations
-
 import inspect
 import io
 import os

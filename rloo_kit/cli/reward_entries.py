@@ -8,8 +8,6 @@ A YAML file alone runs no code: every other name is refused before anything is i
 configuration names is run.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import re

@@ -3,8 +3,6 @@
 Two evaluations with different settings are refused: their difference would come from the settings.
 """
 
-from __future__ import annotations
-
 import html
 import re
 import textwrap

@@ -3,8 +3,6 @@
 It calls reward functions as TRL does.  A reward decides what is right, by the same rule as in training.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

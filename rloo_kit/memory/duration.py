@@ -3,8 +3,6 @@
 Prompts and completions count at their maximum length; downloads, compiling, grading and saving do not count.
 """
 
-from __future__ import annotations
-
 import math
 
 from rloo_kit.memory.plan_settings import Settings
@@ -26,13 +24,7 @@ class Seconds:
     the 4-bit weights; more rows use the 16-bit copies if ``in_16_bit``, else weights dequantised each time."""
 
     def __init__(
-        self,
-        model: Model,
-        settings: Settings,
-        bandwidth: float,
-        peak: float,
-        four_bit_rows: int = 16,
-        in_16_bit: bool = False,
+        self, model: Model, settings: Settings, bandwidth: float, peak: float, four_bit_rows: int, in_16_bit: bool
     ) -> None:
         self.model, self.settings, self.bandwidth, self.peak = model, settings, bandwidth, peak
         self.shape = shape = model.checkpoint
@@ -71,7 +63,7 @@ class Seconds:
     def step(self) -> Range:
         s, rows = self.settings, self.settings.sampled_rows
         rounds = s.update_rows / (rows * s.num_iterations)
-        before = (s.passes.reference + s.passes.old) / s.num_iterations
+        before = (bool(s.beta) + s.old_pass) / s.num_iterations
         # The update: forward, recomputation of what was not kept, and backward.
         passes = s.gradient_accumulation_steps * (before + 3)
         update = self._passes(passes, s.per_device_train_batch_size, s.row_tokens, s.max_completion_length)

@@ -240,7 +240,7 @@ class Step:
         phases = {"load": {**held, LORA: self.lora, BUFFER: self.buffer}}
         if not self.settings.by_vllm:
             phases["generate"] = self._generate()
-        if self.settings.passes.reference or self.settings.passes.old:
+        if self.settings.beta or self.settings.old_pass:
             phases["log-probs"] = self._log_probs()
         phases |= {"forward": self._forward(), "backward": self._backward()}
         # The fused optimizer needs only gradients and state; clipping needs two norms of each tensor.

@@ -1,7 +1,5 @@
 """Which model fits which GPU: for ``load_policy``, and as the table of docs/cards.md and ``rloo-kit cards``."""
 
-from __future__ import annotations
-
 import os
 import re
 from bisect import bisect_left

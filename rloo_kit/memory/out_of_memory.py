@@ -1,7 +1,5 @@
 """Explain where memory ran out: a warning before the first step, and an error that names the phase and a change."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

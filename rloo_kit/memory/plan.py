@@ -217,7 +217,7 @@ class Plan:
             f"{self.model.checkpoint.name} in {weights}, {trained}, on {self.device.name}",
             f"{sampled}, {s.per_device_train_batch_size} per pass, {s.prompt_tokens} + {s.max_completion_length} "
             f"tokens, K {s.num_generations}, beta {s.beta:g}, {s.optim}",
-            *("", text_table(table, total=True), ""),
+            *("", text_table(table), ""),
             f"{self.fits}: {self.takes}",
             *self._notes(),
         ]
@@ -245,8 +245,8 @@ class Change:
     @classmethod
     def between(cls, knob: str, before: Plan, after: Plan) -> Self:
         old, new = asdict(before.settings), asdict(after.settings)
-        changed = {field.name: new[field.name] for field in fields(Configured)}
-        changed = {name: value for name, value in changed.items() if value != old[name]}
+        names = [field.name for field in fields(Configured)]
+        changed = {name: new[name] for name in names if new[name] != old[name]}
         if "gradient_accumulation_steps" in changed:  # TRL derives steps_per_generation from it
             changed["steps_per_generation"] = new["steps_per_generation"]
         if "generation_rows" in changed:  # None depends on the device: write the number

@@ -24,14 +24,6 @@ PLAIN = {"single_pass": False, "fast_sampling": False}  # what a plain trl.RLOOC
 
 
 @dataclass(frozen=True)
-class Passes:
-    """The forward passes of a training step before the loss's own: whose log-probabilities they give."""
-
-    old: bool  # of the policy that sampled; without it the loss's own pass yields them, and the ratio is 1
-    reference: bool  # beta is above 0
-
-
-@dataclass(frozen=True)
 class Configured:
     """The fields of :class:`rloo_kit.RLOOConfig` that affect memory and time, with its defaults."""
 
@@ -97,14 +89,14 @@ class Settings(Configured):
         return self.generation_rows or self.batch_rows
 
     @property
-    def passes(self) -> Passes:
-        """The loss's own pass suffices where every loss is computed with the weights that sampled its completions: each
+    def old_pass(self) -> bool:
+        """Whether a step runs the policy that sampled once more, for its log-probabilities.  The loss's own pass gives
+        them, and the ratio is 1, where every loss is computed with the weights that sampled its completions: each
         generation batch is used once, and each update consumes whole generation batches.  A KL term in the reward needs
-        the policy's log-probabilities before the loss."""
+        them before the loss."""
         whole_batches = self.gradient_accumulation_steps % self.steps_per_generation == 0
         on_policy = self.single_pass and self.num_iterations == 1 and whole_batches
-        kl_in_reward = bool(self.beta) and self.kl_placement != "loss"
-        return Passes(old=kl_in_reward or not on_policy, reference=bool(self.beta))
+        return not on_policy or (bool(self.beta) and self.kl_placement != "loss")
 
 
 def settings_of(

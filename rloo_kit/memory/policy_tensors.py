@@ -99,21 +99,13 @@ def reference_is_base(model: torch.nn.Module) -> bool:
     return bool(ups) and not others and not any(p.any() for p in ups)
 
 
-def recomputes(model: torch.nn.Module) -> bool:
-    """Whether activations are recomputed in the backward pass: ``load_policy(gradient_checkpointing=...)``."""
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-
-
 def loaded_model(model: AnyModel, checkpoint: Checkpoint) -> tuple[Model, dict[str, Any]]:
     """Return a loaded model's actual bytes and its settings; without a LoRA all its weights are trained."""
-    is_auto, of_unsloth = hasattr(model, "auto_checkpointing"), "_unsloth_gradient_checkpointing"
-    checkpointing = "auto" if is_auto else getattr(model, of_unsloth, None)
-    if checkpointing is None:
-        checkpointing = recomputes(model)
+    of_unsloth = getattr(model, "_unsloth_gradient_checkpointing", model.is_gradient_checkpointing)
     lora = {name: p for name, p in model.named_parameters() if is_lora(name) and ".ref." not in name}
     own = {
         "four_bit": any(quantisation_tensors(p) for p in model.parameters()),
-        "checkpointing": checkpointing,
+        "checkpointing": "auto" if hasattr(model, "auto_checkpointing") else of_unsloth,
         "dtype_bytes": model.get_input_embeddings().weight.element_size(),
         "lora_rank": next((p.size(0) for name, p in lora.items() if "lora_A" in name), 0),
         "reference_copy": bool(lora) and not reference_is_base(model),

@@ -1,7 +1,5 @@
 """Provide two small policies without the hub, tiny and SmolLM2-135M: on first use each becomes a folder in a cache."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

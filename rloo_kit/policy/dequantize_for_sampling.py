@@ -5,8 +5,6 @@ Works around: for each token of more than a few rows, unsloth converts every 4-b
 batch, the values are the same, and a token moves four times the bytes of the 4-bit matrix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rloo_kit.policy.thinking import setting_of
 from rloo_kit.redact import without_hidden
-from rloo_kit.session.versions import TESTED, version_of
+from rloo_kit.session.versions import STACK, version_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,7 +58,7 @@ def written(
         how = "greedy" if result.greedy else f"sampled, {result.samples} per prompt"
         numbers = " | ".join(str(number or "-") for number in (result.accuracy, result.reward))
         lines.append(f"| {name} | {len(result.completions)}, {how} | {numbers} |")
-    versions = [f"{name} {version_of(name)}" for name in ("rloo-kit", *TESTED)]
+    versions = [f"{name} {version_of(name)}" for name in ("rloo-kit", *STACK)]
     return without_hidden("\n".join([*lines, "", f"Versions: {', '.join(versions)}.", ""]))
 
 

@@ -4,8 +4,6 @@ Works around: torch hands these products to MKL, which on one AMD EPYC takes twi
 1.04 times (benchmarks/results/step_real*.md).  oneDNN sums in another order, so results differ by rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from rloo_kit import argument_types
 from rloo_kit.argument_types import Count, Natural, PositiveShare, Seed, Share, Temperature
 from rloo_kit.errors import ConfigError
@@ -22,7 +24,6 @@ from rloo_kit.policy.thinking import budget_of, check_thinking, setting_of
 from rloo_kit.session import output
 
 if TYPE_CHECKING:
-    import torch
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -176,15 +177,13 @@ class Policy:
         return out
 
     def _sliced(self, at_once: int) -> SlicedGenerate:
-        fits = 0 < dequantize_for_sampling.bytes_in_16_bit(self.model) <= self._free_bytes() // 4
+        fits = 0 < dequantize_for_sampling.bytes_in_16_bit(self.model) <= hardware.cuda_bytes_within_reach() // 4
         pad_id, budget = self.tokenizer.pad_token_id, budget_of(self.tokenizer)
         return SlicedGenerate(self.model, at_once, pad_id, in_16_bit=fits, budget=budget)
 
     def _generate_batch(
         self, jobs: list[tuple[Prompt, list[int], list[int]]], how: dict[str, object], sliced: SlicedGenerate
     ) -> list[Completion]:
-        import torch
-
         width, pad_id = max(len(row) for _, row, _ in jobs), self.tokenizer.pad_token_id
         ids = torch.tensor([[pad_id] * (width - len(row)) + row for _, row, _ in jobs], device=self.device)
         mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for _, r, _ in jobs], device=self.device)
@@ -201,10 +200,7 @@ class Policy:
         """Return the rows of ``tokens`` tokens whose KV cache fills half the free memory: at most 64; on a CPU 32."""
         if self.device.type != "cuda":
             return 32  # free memory is measured on a GPU only
-        return max(1, min(64, self._free_bytes() // 2 // (self.checkpoint.kv_bytes_per_token * tokens)))
-
-    def _free_bytes(self) -> int:
-        return hardware.cuda_bytes_within_reach() if self.device.type == "cuda" else 0
+        return max(1, min(64, hardware.cuda_bytes_within_reach() // 2 // (self.checkpoint.kv_bytes_per_token * tokens)))
 
     save, save_merged, save_gguf = save.save, save.save_merged, save.save_gguf
 
@@ -240,8 +236,6 @@ def _check_prompts(rows: list[list[int]], limit: int | None) -> None:
 @contextlib.contextmanager
 def _sampling(model: PeftModel, seed: int | None) -> Iterator[None]:
     # Use unsloth's inference mode, which decodes fast on a GPU, and a random state of this call's own if it has a seed.
-    import torch
-
     was_training, by_unsloth = model.training, hasattr(model, "for_inference")
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with (

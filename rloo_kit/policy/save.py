@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 from rloo_kit import argument_types
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RLOOKitError, RunFolderError
 from rloo_kit.models import KEPT_NAME, Checkpoint
@@ -28,8 +30,6 @@ from rloo_kit.session import distributed, output
 from rloo_kit.session.output import without_bars
 
 if TYPE_CHECKING:
-    import torch
-
     from rewards import Audit
     from rloo_kit import Evaluation
     from rloo_kit.policy.policy import Policy
@@ -121,8 +121,6 @@ def _trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 def _gathered(model: torch.nn.Module) -> Iterator[None]:
     """Gather the trained weights that ZeRO-3 has sharded; all processes enter, and wait for each other at the end.
     Under FSDP the trainer itself saves the policy."""
-    import torch
-
     with contextlib.ExitStack() as stack:
         if shards := [p for _, p in _trained(model) if hasattr(p, "ds_id")]:
             import deepspeed
@@ -248,7 +246,6 @@ def _write_merged(policy: Policy, place: Path, base: str, dtype: str | None) -> 
     ``dtype`` None takes float16, or bfloat16 if a weight, or a logit for a test prompt, is out of float16's range: a
     program that loads the checkpoint also computes in its type.
     """
-    import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -288,7 +285,6 @@ def _kept_of_update(policy: Policy, model: Any, dtype: str, base: str) -> float:
     ``<round(W + dW) - W, dW> / <dW, dW>`` over all layers: 1 if nothing is rounded away, 0 if every weight is rounded
     back to the base's.  Raises ConfigError if the policy's weights, except those in 4 bit, are not the base's.
     """
-    import torch
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     part = whole = 0.0

@@ -1,7 +1,5 @@
 """Check a launch of several processes: this process's rank, and whether accelerate started what was asked for."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 

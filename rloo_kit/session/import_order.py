@@ -9,7 +9,7 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
@@ -192,16 +192,6 @@ def apply_settings() -> None:
                 set_by_user.add(name)
         elif setting.value is not None and setting.read_by not in sys.modules:
             os.environ[name] = set_by_kit[name] = setting.value
-
-
-@contextlib.contextmanager
-def without_variable(name: str) -> Iterator[None]:
-    value = os.environ.pop(name, None)
-    try:
-        yield
-    finally:
-        if value is not None:
-            os.environ[name] = value
 
 
 def cache_folder() -> Path:

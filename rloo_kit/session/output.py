@@ -45,16 +45,15 @@ def shortened(name: str, width: int = 26) -> str:
     return name if len(name) <= width else name[: width // 2 - 1] + "…" + name[-(width - width // 2) :]
 
 
-def text_table(rows: Sequence[Sequence[str]], total: bool = False) -> str:
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Align a table whose last row is a total."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for name, *figures in rows:
         right = (figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True))
         lines.append("  ".join([name.ljust(widths[0]), *right]).rstrip())
     rule = "-" * max(map(len, lines))
-    if total:
-        lines.insert(-1, rule)
-    return "\n".join([lines[0], rule, *lines[1:]])
+    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
 
 
 def shown_figure(caption: str, text: Callable[[], str], **how: Any) -> Figure:

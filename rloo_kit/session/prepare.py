@@ -3,8 +3,6 @@
 For the first cell of a notebook.  It loads no model, and never prints a value that came from a .env file.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import io
@@ -22,7 +20,7 @@ from rloo_kit.redact import INSTEAD, hide, is_hidden, without_hidden
 from rloo_kit.session import import_order
 from rloo_kit.session.import_order import CPU_BF16, import_unsloth, settings
 from rloo_kit.session.output import GIB, quiet, say
-from rloo_kit.session.versions import TESTED, outside, version_of
+from rloo_kit.session.versions import STACK, outside, version_of
 
 MODEL, STEPS = "RLOO_KIT_MODEL", "RLOO_KIT_STEPS"
 FROM_FILE = "set by .env"
@@ -41,7 +39,7 @@ class Environment:
     Attributes:
         total_bytes, free_bytes: the device's memory (the machine's, on a CPU).
         bf16: whether the kit computes in bfloat16 here, see :func:`compute_dtype`.
-        versions: package -> installed version, for the packages of :data:`TESTED`.
+        versions: package -> installed version, for the packages of :data:`STACK`.
         offline: whether the Hugging Face hub is not used.
         variables: (name, value or "(not shown)", who set it and why) of each variable in effect.
         model, steps: RLOO_KIT_MODEL and RLOO_KIT_STEPS, which change a notebook's policy and length without editing a
@@ -55,7 +53,6 @@ class Environment:
     bf16: bool
     versions: Mapping[str, str]
     offline: bool
-    seed: int
     variables: tuple[tuple[str, str, str], ...]
     warnings: tuple[str, ...]
     model: str | None = None
@@ -102,7 +99,7 @@ def prepare(dotenv: str | os.PathLike[str] | None = ".env", offline: bool | None
     from_file = _load_dotenv(dotenv, notes)
     if "trl" in outside():  # import_unsloth() warns of the rest
         what = "the trainer overrides methods of trl 1.15 and does not work with another release"
-        todo = f"pip install trl=={TESTED['trl']}, and restart the kernel"
+        todo = "pip install 'trl>=1.15,<1.16', and restart the kernel"
         raise VersionError(what, where=f"trl {version_of('trl')}", todo=todo)
     is_offline, steps = _settle_offline(offline, notes), _steps()
     import_unsloth()
@@ -123,9 +120,8 @@ def prepare(dotenv: str | os.PathLike[str] | None = ".env", offline: bool | None
         total_bytes=total,
         free_bytes=free,
         bf16=compute_dtype() == "bfloat16",
-        versions={package: version_of(package) for package in TESTED},
+        versions={package: version_of(package) for package in STACK},
         offline=is_offline,
-        seed=seed,
         variables=variables,
         warnings=tuple(notes),
         model=os.environ.get(MODEL) or None,

@@ -4,8 +4,6 @@ For notebooks, where the GPU stays full after ``del trainer``.  It saves no weig
 torch and IPython are used if already loaded, and never loaded here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

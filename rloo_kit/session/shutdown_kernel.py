@@ -1,7 +1,5 @@
 """`shutdown_kernel()`, the last line of a notebook: end the kernel, which otherwise keeps the GPU's memory."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

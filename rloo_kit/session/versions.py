@@ -1,25 +1,13 @@
-"""Supported releases of the stack: the ranges of pyproject.toml, and the versions that the tests ran on.
+"""Supported releases of the stack: the ranges of pyproject.toml, read from the installed kit's metadata.
 
-The ranges are read from the installed kit's metadata; a kit that is on the path but not installed checks nothing.
+A kit that is on the path but not installed checks nothing.
 """
-
-from __future__ import annotations
 
 from functools import cache
 
 from rloo_kit.session import output
 
-# The versions that the tests ran on (requirements/constraints.txt).
-TESTED = {
-    "torch": "2.13.0",
-    "unsloth": "2026.10.9",
-    "unsloth_zoo": "2026.10.9",
-    "trl": "1.15.0",
-    "transformers": "5.17.0",
-    "peft": "0.21.2",
-    "bitsandbytes": "0.50.2",
-    "datasets": "4.8.5",
-}
+STACK = ("torch", "unsloth", "unsloth_zoo", "trl", "transformers", "peft", "bitsandbytes", "datasets")
 
 
 def version_of(package: str) -> str:
@@ -45,7 +33,7 @@ def outside() -> dict[str, str]:
     ranges = {need.name.replace("-", "_"): need.specifier for need in needs if need.marker is None}
     return {
         name: f"{name} {version} is outside {ranges[name]}, the releases that the kit was tried on. {todo}"
-        for name, version in {name: version_of(name) for name in TESTED if name in ranges}.items()
+        for name, version in {name: version_of(name) for name in STACK if name in ranges}.items()
         if version != "missing" and not ranges[name].contains(version, prereleases=True)
     }
 

@@ -4,8 +4,6 @@ It translates old names, takes a :class:`~rloo_kit.Policy` as model and tokenize
 that would silently run as something else.  :mod:`rloo_kit.data_checks` checks datasets and rewards.
 """
 
-from __future__ import annotations
-
 import copy
 import operator
 from typing import Any
@@ -20,7 +18,6 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 import rewards
 from rloo_kit import data_checks
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
-from rloo_kit.memory.policy_tensors import recomputes
 from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Policy
 from rloo_kit.policy.thinking import warn_of_no_room
@@ -30,16 +27,11 @@ from rloo_kit.train.renamed_args import TRAINER_OLD, todays
 
 Arguments = dict[str, Any]
 
-ARGUMENTS = (
-    *("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
-    *("reward_processing_classes", "callbacks", "optimizers", "quantization_config", "peft_config"),
-)
-"""TRL's arguments; unsloth's generated class hides ``optimizers`` behind ``**kwargs``."""
 
-
-def completed(given: Arguments) -> Arguments:
-    """Return the trainer's arguments as TRL takes them, by today's names; an error names the first wrong one."""
-    given = todays(given, set(ARGUMENTS), "RLOOTrainer", TRAINER_OLD)
+def completed(given: Arguments, known: set[str]) -> Arguments:
+    """Return the trainer's arguments as TRL takes them, by today's names; an error names the first wrong one.
+    ``known``: the names of all its arguments."""
+    given = todays(given, known, "RLOOTrainer", TRAINER_OLD)
     if isinstance(policy := given.get("model"), Policy):
         given = {"processing_class": policy.tokenizer, **given, "model": policy.model}
     # TRL would load it by the model's name; the policy's tokenizer has the thinking setting in its chat template.
@@ -56,7 +48,7 @@ def completed(given: Arguments) -> Arguments:
         data_checks.check_dataset(dataset, args, given.get("processing_class"), name)
     if isinstance(policy, Policy):
         chosen = not hasattr(policy.model, "auto_checkpointing")  # else the plan chooses
-        if chosen and policy.device.type == "cpu" and not recomputes(policy.model):
+        if chosen and policy.device.type == "cpu" and not policy.model.is_gradient_checkpointing:
             # transformers' Trainer would switch it on, TRL's default; on a GPU unsloth keeps the policy's setting.
             given["args"] = args = copy.copy(args)
             args.gradient_checkpointing = False

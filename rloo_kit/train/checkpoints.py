@@ -5,8 +5,6 @@ its size and digest, and moved into place.  The manifest is written last, so a c
 Only ``save_total_limit`` deletes checkpoints, and only those that the kit wrote.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -21,7 +21,7 @@ from rloo_kit.argument_types import Hint
 from rloo_kit.memory.plan_settings import PLAIN, Configured
 from rloo_kit.redact import without_secrets
 from rloo_kit.session import distributed, output
-from rloo_kit.session.import_order import import_unsloth, without_variable
+from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.train import check_config, renamed_args
 from rloo_kit.train.check_config import HANDLERS
 
@@ -30,6 +30,7 @@ import_unsloth()
 import torch  # noqa: E402 - unsloth first
 import trl  # noqa: E402
 import unsloth  # noqa: E402
+from accelerate.utils import patch_environment  # noqa: E402
 
 if TYPE_CHECKING:  # a stub with every argument written out
     from datasets import Dataset
@@ -169,7 +170,7 @@ class RLOOConfig(Base):
             output.warn(doubt)
         for name in OWN:
             setattr(self, name, values.pop(name))
-        with check_config.refused_as_ours("RLOOConfig", given), without_variable(PRECISION):
+        with check_config.refused_as_ours("RLOOConfig", given), patch_environment(**{PRECISION: "no"}):
             super().__init__(**values)
         self._given, self._as_made = given, dict(vars(self))
 

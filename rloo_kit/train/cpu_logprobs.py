@@ -6,8 +6,6 @@ per completion: its keys and values enter transformers' own cache, with their gr
 from there, if that is possible (:func:`fits`).  Columns and positions match the plain pass, left padding included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +16,6 @@ import torch
 from torch.nn.functional import softplus
 from transformers import DynamicCache
 
-from rloo_kit.memory.policy_tensors import recomputes
 from rloo_kit.policy.onednn_linear import product
 
 CPU_TILE = 512  # positions, and tokens of the vocabulary, in a tile of logits: 1 MiB, which fits a core's own cache
@@ -171,7 +168,7 @@ def fits(model: Any, backbone: Any) -> bool:
         and type(backbone).forward.__module__.startswith("transformers.")
         and config._attn_implementation in ("sdpa", "eager")
         and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-        and not (recomputes(backbone) and backbone.training)
+        and not (backbone.is_gradient_checkpointing and backbone.training)
         and not getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
     )
 

@@ -1,7 +1,5 @@
 """Let only finite gradients reach the weights, and end fp16's search for a loss scale."""
 
-from __future__ import annotations
-
 import torch
 from accelerate import Accelerator
 

@@ -3,10 +3,8 @@
 The loss of an update is a weighted sum over its completions.  Each weight is computed once, over all completions that
 share the update, so it does not matter how they are cut into micro-batches and spread over processes, nor whether those
 without a signal are left out.  The generation batches of an update are averaged, or parts of them if neither
-``steps_per_generation`` nor ``gradient_accumulation_steps`` divides the other (:class:`.microbatches.Layout`).
+``steps_per_generation`` nor ``gradient_accumulation_steps`` divides the other (:func:`.microbatches.micro_batches`).
 """
-
-from __future__ import annotations
 
 import torch
 

@@ -5,14 +5,12 @@ few micro-batches as possible, each cut to its own longest prompt and completion
 (:func:`.losses.row_weights`), so the update is the same.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
+import trl
 from accelerate import Accelerator
 
 from rloo_kit.train.losses import row_weights
@@ -21,65 +19,49 @@ PROMPT = ("prompt_ids", "prompt_mask")
 COMPLETION = ("completion_ids", "completion_mask", "old_per_token_logps", "ref_per_token_logps")
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How a generation batch is cut."""
-
-    rows: int  # completions in a micro-batch
-    steps: int  # micro-batches in a generation batch (steps_per_generation)
-    accumulation: int  # micro-batches in an update (gradient_accumulation_steps)
-    aggregation: str  # this and the next field are for losses.row_weights
-    longest: int
-    trim: bool = True  # whether columns that are padding in all rows are cut off
-    # Whether no micro-batch may be empty: if processes share the weights, a gradient of 0 without a pass through the
-    # model has a shard's shape, which DeepSpeed rejects.
-    filled: bool = False
-
-    @property
-    def unit(self) -> int:
-        """Number of a generation batch's micro-batches that always share an update; rows may move between them.
-
-        >>> [Layout(1, s, a, "", 1).unit for a, s in ((4, 2), (2, 8), (3, 2))]
-        [2, 2, 1]
-        """
-        return math.gcd(self.accumulation, self.steps)
+Batch = dict[str, torch.Tensor]
 
 
-def micro_batches(
-    batch: dict[str, torch.Tensor], layout: Layout, accelerator: Accelerator
-) -> list[dict[str, torch.Tensor]]:
-    """Cut this process's generation batch into ``layout.steps`` micro-batches, of which some may be empty.  Each has
-    ``row_weight`` (rows,) in place of ``live`` (rows,) bool, which marks the rows that are trained on."""
+def micro_batches(batch: Batch, args: trl.RLOOConfig, accelerator: Accelerator, filled: bool) -> list[Batch]:
+    """Cut this process's generation batch into ``steps_per_generation`` micro-batches, of which some may be empty.
+    Each has ``row_weight`` (rows,) in place of ``live`` (rows,) bool, which marks the rows that are trained on.
+
+    ``filled``: whether no micro-batch may be empty: if processes share the weights, a gradient of 0 without a pass
+    through the model has a shard's shape, which DeepSpeed rejects.
+    """
     # One randperm, as in TRL, so that the random state stays the same.
     shuffled = torch.randperm(len(batch["prompt_ids"]))
     batch["row_weight"] = torch.zeros(len(shuffled), device=accelerator.device)
-    units = shuffled.split(layout.rows * layout.unit)
-    laid_out = [rows for unit in units for rows in _lay_out_unit(batch, unit, layout, accelerator)]
+    # So many micro-batches always share an update; rows may move between them.
+    unit = math.gcd(args.gradient_accumulation_steps, args.steps_per_generation)
+    parts = shuffled.split(args.per_device_train_batch_size * unit)
+    laid_out = [rows for part in parts for rows in _lay_out_unit(batch, part, unit, args, accelerator, filled)]
     tensors = {name: value for name, value in batch.items() if name != "live"}
-    return [select(tensors, rows, layout.trim) for rows in laid_out]
+    return [select(tensors, rows, trim=args.pad_to_multiple_of is None) for rows in laid_out]
 
 
 def _lay_out_unit(
-    batch: dict[str, torch.Tensor], shuffled: torch.Tensor, layout: Layout, accelerator: Accelerator
+    batch: Batch, shuffled: torch.Tensor, unit: int, args: trl.RLOOConfig, accelerator: Accelerator, filled: bool
 ) -> list[list[int]]:
     """Return the rows of each micro-batch of a unit, and write their weights into the batch."""
-    rows = shuffled.tolist()
+    rows, size = shuffled.tolist(), args.per_device_train_batch_size
     tokens, processes = batch["completion_mask"].sum(1), accelerator.num_processes
     total = int(accelerator.reduce(tokens[rows].sum(), reduction="sum"))
-    weights = row_weights(layout.aggregation, tokens[rows], len(rows) * processes, total, layout.longest)
+    longest = args.max_completion_length
+    weights = row_weights(args.loss_aggregation, tokens[rows], len(rows) * processes, total, longest)
     # Undo transformers' division by the accumulation and the mean over processes; an update's units are averaged.
-    batch["row_weight"][rows] = weights * layout.unit * processes
+    batch["row_weight"][rows] = weights * unit * processes
     lengths, live = tokens.tolist(), batch["live"].tolist()
     rows.sort(key=lengths.__getitem__)
     trained, needed = [row for row in rows if live[row]], 0
     if processes > 1:  # all must run the model equally often, or they wait for each other
-        mine = torch.tensor(max(1, math.ceil(len(trained) / layout.rows)), device=accelerator.device)
-        needed = layout.unit if layout.filled else int(accelerator.gather(mine).max())
+        mine = torch.tensor(max(1, math.ceil(len(trained) / size)), device=accelerator.device)
+        needed = unit if filled else int(accelerator.gather(mine).max())
         idle = [row for row in rows if not live[row]][: max(0, needed - len(trained))]
         batch["row_weight"][idle] = 0.0
         batch["completion_mask"][idle] = 0
         trained = idle + trained
-    return lay_out(trained, layout.rows, layout.unit, needed)
+    return lay_out(trained, size, unit, needed)
 
 
 def lay_out(rows: Sequence[int], per_batch: int, batches: int, needed: int = 0) -> list[list[int]]:
@@ -96,7 +78,7 @@ def lay_out(rows: Sequence[int], per_batch: int, batches: int, needed: int = 0) 
     return [[] for _ in range(batches - filled)] + [[*rows[i:j]] for i, j in itertools.pairwise(cuts)]
 
 
-def select(batch: dict[str, torch.Tensor], rows: Sequence[int], trim: bool = True) -> dict[str, torch.Tensor]:
+def select(batch: Batch, rows: Sequence[int], trim: bool = True) -> Batch:
     """Select rows of a batch, in this order; ``trim`` drops the columns that are padding in all of them.  Prompts are
     padded on the left, completions on the right."""
     index = torch.as_tensor(rows, dtype=torch.long, device=batch["prompt_ids"].device)
@@ -112,7 +94,7 @@ def select(batch: dict[str, torch.Tensor], rows: Sequence[int], trim: bool = Tru
     return chosen
 
 
-def model_inputs(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int]:
+def model_inputs(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Return token ids, attention mask and the number of completion columns, as TRL's log-probabilities take them."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     # A token that a thinking budget forced is not trained on, but later tokens attend to it.

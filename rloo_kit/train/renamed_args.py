@@ -148,8 +148,7 @@ def of_grpo(config: trl.GRPOConfig, changes: Mapping[str, Any], known: set[str])
         what = f"from_grpo takes TRL's GRPOConfig, and this is a {type(config).__name__}"
         raise ConfigError(what, where=where, todo="pass trl.GRPOConfig(...)")
     precision = {"bf16": config.bf16, "fp16": config.fp16}  # bf16 is on by default, for any device
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         plain = vars(type(config)(output_dir=config.output_dir, **precision))
     settings = {item.name: getattr(config, item.name) for item in dataclasses.fields(config) if item.init}
     settings = {n: v for n, v in settings.items() if n in _OF_THE_UPDATE or v != plain[n]}

@@ -1,7 +1,5 @@
 """``train()`` and resuming: stop anywhere, go on from a checkpoint of the same run, call ``train()`` again."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -10,29 +8,25 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
+import trl
+from datasets import Dataset
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Sampler
+from transformers import PreTrainedModel, TrainerState
+from transformers.trainer_utils import TrainOutput
+
 from rloo_kit.errors import ConfigError, OutOfMemoryError, RunFolderError
 from rloo_kit.memory import out_of_memory
 from rloo_kit.memory.policy_tensors import digest_of, frozen, quantisation_tensors
 from rloo_kit.policy.thinking import setting_of
 from rloo_kit.redact import without_secrets
 from rloo_kit.session import output
-from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import running_shell
+from rloo_kit.train import check_config, checkpoints, run_record
+from rloo_kit.train.finite_gradients import reset_loss_scale
+from rloo_kit.train.stop_signals import Interrupted, Terminated
 from rloo_kit.watch.read_run import RECIPE, STATE, checkpoints_in, manifest_of, step_of
-
-import_unsloth()
-
-import torch  # noqa: E402 - unsloth first
-import trl  # noqa: E402
-from datasets import Dataset  # noqa: E402
-from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
-from torch.utils.data import Sampler  # noqa: E402
-from transformers import PreTrainedModel, TrainerState  # noqa: E402
-from transformers.trainer_utils import TrainOutput  # noqa: E402
-
-from rloo_kit.train import check_config, checkpoints, run_record  # noqa: E402
-from rloo_kit.train.finite_gradients import reset_loss_scale  # noqa: E402
-from rloo_kit.train.stop_signals import Interrupted, Terminated  # noqa: E402
 
 RunFacts = dict[str, Any]
 
@@ -283,7 +277,7 @@ class ResumableTrainer(checkpoints.SavingTrainer):
         """The settings that a generation batch was cut by; under others, a saved rest of it cannot be used."""
         names = ["num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"]
         names += ["steps_per_generation", "num_iterations", "world_size"]
-        return [*(getattr(self.args, name) for name in names), self.passes.reference]
+        return [*(getattr(self.args, name) for name in names), bool(self.beta)]
 
     def _rollout_file(self, folder: str) -> Path:
         return Path(folder) / f"rollout_{self.accelerator.process_index}.pt"

@@ -3,11 +3,15 @@
 Used by :class:`rloo_kit.RLOOTrainer`.  Each override names what it works around; tests/contract pins TRL's methods.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext
 from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from transformers import PreTrainedModel
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import pad, use_adapter
 
 from rloo_kit import data_checks
 from rloo_kit.errors import ConfigError, RewardError
@@ -15,20 +19,10 @@ from rloo_kit.memory import out_of_memory
 from rloo_kit.policy import generate, thinking
 from rloo_kit.policy.generate import SlicedGenerate
 from rloo_kit.session import output
-from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.train import cpu_logprobs, microbatches
+from rloo_kit.train.resume import ResumableTrainer
 
-import_unsloth()
-
-import torch  # noqa: E402 - unsloth first
-from accelerate.utils import gather_object  # noqa: E402
-from transformers import PreTrainedModel  # noqa: E402
-from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
-from trl.trainer.utils import pad, use_adapter  # noqa: E402
-
-from rloo_kit.train.resume import ResumableTrainer  # noqa: E402
-
-Batch = dict[str, torch.Tensor]
+Batch = microbatches.Batch
 Example = dict[str, Any]
 
 

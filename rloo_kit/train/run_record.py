@@ -3,8 +3,6 @@
 A part that cannot be described does not stop the run; what looks like a secret is left out, with a note.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Stop a run on SIGTERM or Ctrl-C at a moment when that does no harm; saving is done in :mod:`.resume`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """``RLOOConfig.suggested``: settings from the memory plan, lengths and measured runs, each with its reason."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace

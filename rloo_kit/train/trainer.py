@@ -6,41 +6,33 @@ mean reward of its prompt's other K - 1 completions.  ``train()`` and resuming a
 scoring in :mod:`.rollout`, and checkpoints in :mod:`.checkpoints`, each in a class that this one extends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import torch
+import trl
 from datasets import Dataset, IterableDataset
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+from trl.trainer.utils import nanstd
 
 from rloo_kit import data_checks
-from rloo_kit.advantages import KL_ESTIMATORS, find, normalized, total_rewards, zero_variance_groups
+from rloo_kit.advantages import KL_ESTIMATORS, estimated, normalized, total_rewards, zero_variance_groups
 from rloo_kit.memory import out_of_memory, plan
 from rloo_kit.memory.policy_tensors import reference_is_base
 from rloo_kit.policy.policy import Policy
-from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import without_bars
-from rloo_kit.train import losses, microbatches
-
-import_unsloth()
-
-import torch  # noqa: E402 - unsloth first
-import trl  # noqa: E402
-from peft import PeftModel  # noqa: E402
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback  # noqa: E402
-from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
-from trl.trainer.utils import nanstd  # noqa: E402
-
-from rloo_kit.train import check_trainer_args  # noqa: E402
-from rloo_kit.train.check_config import HANDLERS, refused_as_ours  # noqa: E402
-from rloo_kit.train.checkpoints import Updates, make_folder  # noqa: E402
-from rloo_kit.train.config import RLOOConfig  # noqa: E402
-from rloo_kit.train.resume import drop_reference  # noqa: E402
-from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
-from rloo_kit.watch.callbacks import HealthCallback, LivePlot, ProgressCallback  # noqa: E402
-from rloo_kit.watch.read_run import judged_by  # noqa: E402
+from rloo_kit.train import check_trainer_args, losses, microbatches
+from rloo_kit.train.check_config import HANDLERS, refused_as_ours
+from rloo_kit.train.checkpoints import Updates, make_folder
+from rloo_kit.train.config import RLOOConfig
+from rloo_kit.train.resume import drop_reference
+from rloo_kit.train.rollout import Batch, Example, RolloutTrainer
+from rloo_kit.watch.callbacks import HealthCallback, LivePlot, ProgressCallback
+from rloo_kit.watch.read_run import judged_by
 
 AnyDataset: TypeAlias = Dataset | IterableDataset
 RewardFunction: TypeAlias = str | PreTrainedModel | Callable[..., Sequence[float | None]]
@@ -74,7 +66,6 @@ class RLOOTrainer(RolloutTrainer):
 
     args: Any
     beta: float
-    _buffered_inputs: list[Batch] | None
 
     def __init__(
         self,
@@ -91,14 +82,13 @@ class RLOOTrainer(RolloutTrainer):
         peft_config: Any = None,
         **kwargs: object,
     ) -> None:
-        named = {name: value for name, value in locals().items() if name in check_trainer_args.ARGUMENTS}
+        named = {name: value for name, value in locals().items() if name not in ("self", "kwargs", "__class__")}
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
-        given = check_trainer_args.completed(given)
+        given = check_trainer_args.completed(given, set(named))
         settings = given["args"]
         self._asked = dict(given)
         if settings.should_save:
             make_folder(settings.output_dir)
-        self._estimator = find(settings.advantage_estimator)
         drop_reference(policy := given["model"])
         if not isinstance(policy, str):  # from here on, an earlier trainer's head or reference may be another
             policy.trainers_built = getattr(policy, "trainers_built", 0) + 1
@@ -122,7 +112,7 @@ class RLOOTrainer(RolloutTrainer):
             self.args.gradient_checkpointing = bool(self.memory_plan.settings.checkpointing)
             switch = "enable" if self.args.gradient_checkpointing else "disable"
             getattr(self.model, f"gradient_checkpointing_{switch}")()
-        self.passes = self.memory_plan.settings.passes
+        self.old_pass = self.memory_plan.settings.old_pass
         self._set_callbacks()
         self._start_afresh()
 
@@ -145,7 +135,7 @@ class RLOOTrainer(RolloutTrainer):
         it knows which of them carry a signal.
 
         Returns the rollout's batch with ``live`` (rows,) bool, the rows that are trained on; ``advantages`` (rows,);
-        ``old_per_token_logps`` and ``ref_per_token_logps`` (rows, tokens) if ``Passes`` needs them.  A KL term in the
+        ``old_per_token_logps`` and ``ref_per_token_logps`` (rows, tokens) where a step needs them.  A KL term in the
         reward is subtracted here; one in the loss is added by :meth:`_compute_loss`.
         """
         if not self.model.training:
@@ -155,11 +145,11 @@ class RLOOTrainer(RolloutTrainer):
         advantages = self._advantages(rewards)
         batch["live"] = self._live(advantages, batch["completion_mask"])
         self._log_scores(scores, rewards, batch["completion_mask"])
-        if self.passes.old:
+        if self.old_pass:
             batch["old_per_token_logps"] = self._log_probs(batch)
-        if self.passes.reference:
+        if self.beta:
             batch["ref_per_token_logps"] = self._log_probs(batch, reference=True)
-        if self.passes.reference and self.args.kl_placement != "loss":
+        if self.beta and self.args.kl_placement != "loss":
             trained_on = batch["completion_mask"] * batch["live"].unsqueeze(1)
             kl = self._kl(batch["old_per_token_logps"], batch["ref_per_token_logps"], trained_on)
             advantages = self._advantages(rewards - self.beta * self._of_all_processes(kl.sum(1)))
@@ -174,7 +164,7 @@ class RLOOTrainer(RolloutTrainer):
 
     def _advantages(self, rewards: torch.Tensor) -> torch.Tensor:
         """Advantages (groups, K) of rewards (groups, K)."""
-        advantages = self._estimator(rewards)
+        advantages = estimated(rewards, self.args.advantage_estimator)
         return normalized(advantages, ~rewards.isnan()) if self.normalize_advantages else advantages
 
     def _of_all_processes(self, values: torch.Tensor) -> torch.Tensor:
@@ -225,17 +215,8 @@ class RLOOTrainer(RolloutTrainer):
             return super()._prepare_inputs(generation_batch)
         steps = self.args.steps_per_generation
         if self._step % (steps * self.num_iterations) == 0 or self._buffered_inputs is None:
-            layout = microbatches.Layout(
-                rows=self.args.per_device_train_batch_size,
-                steps=steps,
-                accumulation=self.args.gradient_accumulation_steps,
-                aggregation=self.args.loss_aggregation,
-                longest=self.max_completion_length,
-                trim=self.pad_to_multiple_of is None,
-                filled=self._sharded,
-            )
             batch = self._generate_and_score_completions(generation_batch)
-            self._buffered_inputs = microbatches.micro_batches(batch, layout, self.accelerator)
+            self._buffered_inputs = microbatches.micro_batches(batch, self.args, self.accelerator, self._sharded)
         return self._buffered_inputs[self._step % steps]
 
     def training_step(self, *args: object, **kwargs: object) -> torch.Tensor:
@@ -263,7 +244,7 @@ class RLOOTrainer(RolloutTrainer):
         by_completion = self.args.loss_aggregation == "seq-mean-token-sum"
         level = self.args.importance_sampling_level or ("completion" if by_completion else "token")
         row_loss, ratio = losses.policy_loss(logps, old_logps, advantages, mask, level, clip)
-        if self.passes.reference and self.args.kl_placement == "loss":
+        if self.beta and self.args.kl_placement == "loss":
             kl = self._kl(logps, inputs["ref_per_token_logps"], mask)
             if self.args.use_bias_correction_kl:
                 kl = kl * ratio.view(len(ratio), -1)

@@ -3,8 +3,6 @@
 Each callback writes on the main process only, and changes no setting.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

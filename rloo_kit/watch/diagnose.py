@@ -3,8 +3,6 @@
 Every report, healthy or not, says what was sampled for nothing and how far chance alone moves the reward.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 It is read from a trainer, a log history, a file, or a folder of checkpoints.  Nothing here writes, moves or deletes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -109,18 +107,14 @@ def judged_by(reward_funcs: Sequence[object], names: Sequence[str] = ()) -> dict
 
 
 def _settings(run: Any) -> Any | None:
-    """Return the config of a run of the kit from what its manifest records; None if it cannot be read.
-
-    The number of processes is not recorded, and is assumed to be 1.
-    """
+    """Return the config of a run of the kit from what its manifest records; None if it cannot be read."""
     with contextlib.suppress(*UNREADABLE, AttributeError, IndexError):  # a manifest of another release, or none
-        config = SimpleNamespace(**{"num_iterations": 1, "steps_per_generation": None, **run["settings"]})
-        batches = config.steps_per_generation or config.gradient_accumulation_steps
-        config.generation_batch_size = config.per_device_train_batch_size * batches
+        config = SimpleNamespace(**run["settings"])
+        of_process = config.per_device_train_batch_size * config.steps_per_generation
+        config.world_size = config.generation_batch_size // of_process
         named = [reward.rsplit(" x ", 1) for reward in run["rewards"]]
         config.reward_func_names = [name for name, _ in named]
         config.reward_weights = [float(weight) for _, weight in named]
-        config.world_size = 1
         return config
     return None
 

@@ -4,8 +4,6 @@ A rule compares windows of steps, never two steps, and measures a difference in 
 counted in benchmarks/results/health_alarms.md.  No rule reads the loss, which is about 0 in any on-policy RLOO run.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

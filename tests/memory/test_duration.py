@@ -40,7 +40,7 @@ def test_a_policy_of_one_weight_by_hand():
 
     def step(bandwidth: float, peak: float, iterations: int = 1) -> duration.Range:
         used = dataclasses.replace(settings, num_iterations=iterations)
-        return duration.Seconds(model, used, bandwidth, peak).step()
+        return duration.Seconds(model, used, bandwidth, peak, four_bit_rows=1, in_16_bit=False).step()
 
     # A pass reads 7 weights and the head, 2 bytes each: prefill, forward, recomputation and backward.  Two further
     # tokens read the same and, on average, 1 + 3 / 2 cached tokens of 4 bytes.
@@ -59,7 +59,7 @@ def test_the_one_step_that_was_timed_is_within_its_range():
     """benchmarks/results/gpu: 8 x 256 tokens on an H100 (3.35 TB/s, 989 TFLOP/s) took 3.8 and 5.0 s; docs/cards.md."""
     own = SimpleNamespace(max_completion_length=256, **batch_sizes(8, 8, 8), num_generations=8)
     of = rloo_kit.plan("qwen3-4b", own, "80GB", prompt_tokens=256)
-    low, high = duration.Seconds(of.model, of.settings, 3.35e12, 989e12, four_bit_rows=4).step()
+    low, high = duration.Seconds(of.model, of.settings, 3.35e12, 989e12, four_bit_rows=4, in_16_bit=False).step()
     assert (round(low, 1), round(high, 1)) == (1.9, 5.9)
 
 

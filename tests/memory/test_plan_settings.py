@@ -11,7 +11,7 @@ import torch
 import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import formulas, policy_tensors
-from rloo_kit.memory.plan_settings import Configured, Passes, Settings, settings_of
+from rloo_kit.memory.plan_settings import Configured, Settings, settings_of
 from rloo_kit.models import CATALOGUE, checkpoint_from_config
 from tests.memory.conftest import CPU, tiny_plan
 
@@ -47,10 +47,8 @@ MICRO, STEPS = "per_device_train_batch_size", "steps_per_generation"
 ACCUMULATED = "gradient_accumulation_steps"
 
 
-def passes(**changed: Any) -> Passes:
-    """Return the passes of a configuration whose updates each take two whole generation batches, used once."""
-    batch = {MICRO: 8, ACCUMULATED: 4, STEPS: 2}
-    return Settings(**{"num_generations": 4, "beta": 0.0, **batch, **changed}).passes
+WHOLE_BATCHES = {"num_generations": 4, "beta": 0.0, MICRO: 8, ACCUMULATED: 4, STEPS: 2}
+"""Each update takes two whole generation batches, used once."""
 
 
 @pytest.mark.parametrize(
@@ -67,7 +65,7 @@ def passes(**changed: Any) -> Passes:
     ],
 )
 def test_one_pass_suffices_where_every_loss_is_on_policy(changed, single):
-    assert passes(**changed).old != single
+    assert Settings(**WHOLE_BATCHES | changed).old_pass != single
 
 
 def test_log_probabilities_are_computed_before_the_update_for_a_reference_or_a_second_pass():

@@ -74,7 +74,7 @@ def test_an_unreachable_hub_is_found_out_within_seconds(monkeypatch):
 def test_another_trl_is_an_error(monkeypatch):
     monkeypatch.setattr(prepare, "outside", lambda: {"trl": "is outside"})
     monkeypatch.setattr(prepare, "version_of", lambda name: "1.16.0")
-    with pytest.raises(VersionError, match=r"trl 1\.16\.0[\s\S]*pip install trl==1\.15\.0"):
+    with pytest.raises(VersionError, match=r"trl 1\.16\.0[\s\S]*pip install 'trl>=1\.15,<1\.16'"):
         prepare.prepare(dotenv=None, offline=True)
 
 

@@ -59,7 +59,7 @@ def test_an_estimator_of_ones_own_is_kept_by_name_so_that_the_config_can_be_save
 
     settings = rloo_kit.RLOOConfig(advantage_estimator=halved)
     assert json.loads(settings.to_json_string())["advantage_estimator"] == "halved"
-    assert advantages.find("halved").function is halved
+    assert advantages.ESTIMATORS["halved"] is halved
     other = rloo_kit.RLOOConfig(advantage_estimator=lambda rewards: rewards)
     again = rloo_kit.RLOOConfig(advantage_estimator=lambda rewards: -rewards)
     assert other.advantage_estimator != again.advantage_estimator, "two functions of one name are two"

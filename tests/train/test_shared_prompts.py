@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from rloo_kit.memory.hardware import Device
-from rloo_kit.memory.policy_tensors import recomputes
 from rloo_kit.train import cpu_logprobs, microbatches
 from tests.conftest import SMALL, random_rewards
 from tests.train.weights import leave_the_reference
@@ -127,7 +126,7 @@ def test_on_a_cpu_the_plan_decides_whether_layers_are_computed_again_and_the_gra
         still = {"learning_rate": 0.0, "generation_rows": 8, "gradient_accumulation_steps": 2}
         trainer = make_trainer(random_rewards, model=fresh_policy, **still)
         assert bool(planned.settings.checkpointing) is trainer.args.gradient_checkpointing is recomputed
-        assert recomputes(fresh_policy.model) is recomputed
+        assert fresh_policy.model.is_gradient_checkpointing is recomputed
         trainer.train()
         norms.append(trainer.state.log_history[0]["grad_norm"])
     assert norms == [pytest.approx(norms[0], rel=1e-4)] * 3

@@ -101,7 +101,7 @@ def test_a_plain_trl_config_means_what_it_means_in_trl(make_trainer, tmp_path):
     args = trl.RLOOConfig(output_dir=str(tmp_path), bf16=False, beta=0.0, max_steps=1, **small)
     trainer = make_trainer(args=args)
     trainer.train()
-    assert trainer.passes.old
+    assert trainer.old_pass
     assert (trainer.args.skip_zero_variance_groups, trainer.args.fast_sampling) == (False, False)
     assert not hasattr(args, "single_pass"), "the user's own is left as it was"
     assert trainer.state.global_step == 1

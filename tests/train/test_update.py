@@ -15,7 +15,6 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 
 import rloo_kit
-from rloo_kit import advantages
 from rloo_kit.memory.plan_settings import settings_of
 from rloo_kit.policy import onednn_linear
 from rloo_kit.train import cpu_logprobs
@@ -273,8 +272,7 @@ def play(on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callab
             monkeypatch.setattr(on_paper.args, name, value)
         asked = SimpleNamespace(**vars(on_paper.args) | {"beta": on_paper.beta})
         for name, value in {
-            "_estimator": advantages.find(asked.advantage_estimator),
-            "passes": settings_of(asked).passes,
+            "old_pass": settings_of(asked).old_pass,
             "_rollout": rollout,
             "_step": 0,
             "_reference": lambda: nullcontext("reference"),

@@ -63,7 +63,8 @@ def symptoms(entries: list[Entry], known: Known = KNOWN) -> list[str]:
 
 def trl_config(**changed: Any) -> Any:
     """Return the config fields with which a log is read: 32 completions of 4 prompts in one pass, unless changed."""
-    values: dict[str, Any] = dict.fromkeys(("world_size", "gradient_accumulation_steps", "num_iterations"), 1)
+    once = ("world_size", "gradient_accumulation_steps", "steps_per_generation", "num_iterations")
+    values: dict[str, Any] = dict.fromkeys(once, 1)
     values |= {"per_device_train_batch_size": 32, "generation_batch_size": 32, "num_generations": 8}
     return SimpleNamespace(**{**values, "reward_weights": None, **changed})
 

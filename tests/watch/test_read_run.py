@@ -86,7 +86,8 @@ def test_batch_k_and_weights_are_read_from_a_checkpoint_and_what_is_not_known_is
     alone = rloo_kit.diagnose(tmp_path)
     assert alone.healthy
     assert "assumed, by the log alone: 8 completions a step" in str(alone)
-    batch = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 16, "num_generations": 8}
+    batch = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 8, "num_generations": 8}
+    batch |= {"steps_per_generation": 8, "num_iterations": 1, "generation_batch_size": 256}  # two processes
     told = {"run": {"settings": batch, "rewards": ["right x 0.8", "form x 0.2"]}, "files": {}}
     (place / MANIFEST).write_text(json.dumps(told))
     for source in (tmp_path, place, place / "trainer_state.json"):
