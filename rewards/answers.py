@@ -46,7 +46,7 @@ def instruction(form: str) -> str:
 
 LONGEST = 20_000  # characters read, from the end of the text
 MOST = 20  # a text with more distinct boxes states no answer
-_BOX, _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{"), re.compile(r"(?<!\\)[{}]")
+_BOX, _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{"), re.compile(r"(?<!\\)(?:\\\\)*[{}]")
 _WITHOUT_BRACES = re.compile(r"\\boxed\s+(-?\d[\d.,/]*)(?<![.,/])")
 _LINE = re.compile(r"(?<!#)####(?!#)[ \t*]*\n?([^\n]*)")
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
@@ -82,12 +82,12 @@ def boxes(text: str) -> list[tuple[int, int, str]] | None:
     while match:
         depth = 1
         for brace in _BRACE.finditer(text, match.end()):
-            depth += 1 if brace[0] == "{" else -1
+            depth += 1 if brace[0].endswith("{") else -1
             if depth == 0:
                 break
         else:
             return None
-        in_text.append((match.start(), brace.end(), text[match.end() : brace.start()]))
+        in_text.append((match.start(), brace.end(), text[match.end() : brace.end() - 1]))
         match = _BOX.search(text, brace.end())
     return in_text
 

@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,12 +93,13 @@ def gold_forms(gold: str, others: Sequence[str] = ()) -> dict[str, str]:
 
 
 def _number_forms(gold: str) -> dict[str, str | None]:
-    value, digits = Fraction(gold), gold.removeprefix("-")
-    sign = gold.removesuffix(digits)
+    value = Fraction(gold)
     whole, double = value.denominator == 1, value * 2
+    gold = str(value) if whole else gold  # 42.0, as a column of floats has it
+    digits = gold.removeprefix("-")
+    sign = gold.removesuffix(digits)
     above, below = double.numerator, double.denominator * 2
-    mantissa, power = f"{float(value):.6e}".split("e")
-    mantissa = mantissa.rstrip("0").rstrip(".")
+    mantissa, power = f"{Decimal(gold).normalize():e}".split("e")
     grouped = sign + f"{int(digits):,}" if whole and abs(value) >= 1000 else None
     several = whole and len(digits) > 1
     return {
@@ -124,8 +126,8 @@ def _number_forms(gold: str) -> dict[str, str | None]:
         "commas": grouped,
         "latex_commas": grouped and grouped.replace(",", "{,}"),
         "spaces": grouped and grouped.replace(",", "\u202f"),
-        "fullwidth": sign + _digits(digits, "０"),
-        "arabic": sign + _digits(digits, "٠"),
+        "fullwidth": sign + digits.translate(str.maketrans("0123456789", "０１２３４５６７８９")),
+        "arabic": sign + digits.translate(str.maketrans("0123456789", "٠١٢٣٤٥٦٧٨٩")),
         "superscript": sign + digits[:-1] + "⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digits[-1])] if several else None,
         "zero_width": f"{sign}{digits[0]}\u200b{digits[1:]}" if several else None,
         "bidi": f"{sign}\u202e{digits[::-1]}\u202c" if several and digits != digits[::-1] else None,
@@ -136,10 +138,6 @@ def _number_forms(gold: str) -> dict[str, str | None]:
 
 def _plain(value: Fraction) -> str:
     return str(value.numerator) if value.denominator == 1 else f"{float(value):.10g}"
-
-
-def _digits(text: str, zero: str) -> str:
-    return "".join(chr(ord(zero) + int(c)) if c.isdecimal() else c for c in text)
 
 
 _STATED = re.compile(
@@ -191,6 +189,8 @@ def fill(case: Case, forms: Mapping[str, str], prompt: str, *, prompt_opens: boo
 
 def task_rows(kind: str, rows: Iterable[Mapping[str, Any]] | None, column: str, limit: int) -> list[dict[str, Any]]:
     """Return at most ``limit`` rows, spread over a task, or the questions of a kind if ``rows`` is None."""
+    if limit < 1:
+        raise invalid("An audit needs a row", f"audit(limit={limit})", "leave limit at 8")
     if rows is None:
         asked = QUESTIONS.get(kind, QUESTIONS["number"])
         return [{"prompt": row["prompt"], column: row["answer"]} for row in asked]

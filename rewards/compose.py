@@ -10,17 +10,7 @@ from typing import Any
 
 from rewards.errors import invalid
 from rewards.factory_calls import recorded
-from rewards.trl_interface import (
-    TRL_KEYWORDS,
-    Reward,
-    Scores,
-    Wrapped,
-    call_reward,
-    column_in,
-    count_of,
-    judges_of,
-    reward_name,
-)
+from rewards.trl_interface import Reward, Scores, Wrapped, call_reward, column_in, count_of, judges_of, reward_name
 
 CACHED = 100_000  # scores that ``cached`` keeps
 
@@ -44,12 +34,6 @@ def _of_rows(reward: Reward, rows: Sequence[int], count: int, kwargs: Mapping[st
     return spread(call_reward(reward, **of_rows))
 
 
-def log_mean(log_metric: Callable[[str, float], None] | None, name: str, scores: Scores) -> None:
-    known = [score for score in scores if score is not None]
-    if known and log_metric is not None:
-        log_metric(name, math.fsum(known) / len(known))
-
-
 class _Composed(Wrapped):
     """A reward whose scores the function ``how`` computes from its members, given ``settings``."""
 
@@ -63,8 +47,11 @@ class _Composed(Wrapped):
 
 def _sum(whole: Wrapped, kwargs: Mapping[str, Any], weights: Sequence[float]) -> Scores:
     columns = [call_reward(reward, **kwargs) for reward in whole.rewards]
+    log_metric = kwargs.get("log_metric")
     for reward, column in zip(whole.rewards, columns, strict=True):
-        log_mean(kwargs.get("log_metric"), f"{whole.__name__}/{reward_name(reward)}", column)
+        scored = [score for score in column if score is not None]
+        if scored and log_metric is not None:
+            log_metric(f"{whole.__name__}/{reward_name(reward)}", math.fsum(scored) / len(scored))
     rows = zip(*columns, strict=True)
     known = ([w * s for w, s in zip(weights, row, strict=True) if s is not None] for row in rows)
     return [math.fsum(parts) if parts else None for parts in known]
@@ -211,12 +198,16 @@ def _remember(whole: Wrapped, kwargs: Mapping[str, Any], known: dict[bytes, floa
 def _row_keys(kwargs: Mapping[str, Any]) -> list[bytes]:
     # One digest per row, of the completion's ids (its text if there are none), the prompt and the columns.
     count = count_of(kwargs) or 0
-    text_or_ids = "completions" if kwargs.get("completion_ids") is None else "completion_ids"
-    skip = set(TRL_KEYWORDS) - {"prompts", text_or_ids}
-    values = (value for key, value in sorted(kwargs.items()) if key not in skip and hasattr(value, "__len__"))
-    lists = [value.tolist() if hasattr(value, "tolist") else value for value in values]
-    rows = (repr([column[i] for column in lists if len(column) == count]) for i in range(count))
+    # What else TRL passes, state and functions to log by, has no length.
+    skip = "" if kwargs.get("completion_ids") is None else "completions"
+    values = (value for key, value in sorted(kwargs.items()) if key != skip and hasattr(value, "__len__"))
+    columns = [value for value in values if len(value) == count]
+    rows = (repr([_as_list(column[i]) for column in columns]) for i in range(count))
     return [hashlib.blake2b(row.encode("utf-8", "surrogatepass"), digest_size=16).digest() for row in rows]
+
+
+def _as_list(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value  # of a long array, repr leaves out the middle
 
 
 @recorded()

@@ -136,8 +136,7 @@ _SCALES = {
 }  # fmt: skip
 _KILO = re.compile("千[米克瓦卡赫伏]")
 _MONEY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee", "¢": "cent"}
-_MONEY |= {"usd": "dollar", "eur": "euro"}
-_IN_FULL = {**_MONEY, "mph": "milehour", "kph": "kilometerhour"}
+_IN_FULL = {"usd": "dollar", "eur": "euro", "mph": "milehour", "kph": "kilometerhour"}
 _MULTIPLES = (7, 10, 12, 24, 60, 100, 1000, 1440, 3600)
 _LETTERS = "mgshlcdtLVNJWACFKHTM"  # units of one letter; any other letter is an unknown
 
@@ -150,34 +149,38 @@ _NUMBER = re.compile(
     r"(?:[eE](?P<e>[-+]?\d+)|\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*(?P<braced>[-+]?\d+)\s*\}|(?P<power>[-+]?\d+)))?"
     r"(?:\s*/\s*(?P<below>-?\d+(?:\.\d+)?))?(?P<percent>\s*\\?%|\s*per ?cent\b)?"
 )
+_WORDS = (
+    r"(?:minus|negative|hundred|thousand|million|billion|and|one|two|three|four|five|six|seven|eight|nine|ten|eleven"
+    r"|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b"
+)
 # Directly before a number, these words change it or deny it: "more than 42", "half of 42".
 _BEFORE = re.compile(
-    r"\b(?:not|no|never|but|except|than|least|most|over|under|above|below|between|either|or|twice|double|half|almost|nearly"
-    r"|root|sqrt|ln|log|sin|cos|tan|squared?|minus|moins|menos|минус|plus|times|up to|if|step|part|problem|question)"
+    r"\b(?:not|no|never|but|except|than|least|most|over|under|above|below|between|either|or|twice|double|triple|half|almost"
+    r"|nearly|root|sqrt|ln|log|sin|cos|tan|squared?|minus|moins|menos|минус|plus|times|up to|if|step|part|problem"
+    r"|question|(?:third|quarter|fifth|tenth)s? of)"
     r"\s*(?:of\s*)?(?:the\s*|an?\s*|\W)*$|n['’]t\s*$",
     re.IGNORECASE,
 )
 # The same after a number.
 _AFTER = re.compile(
     r"\band (?:half|(?:an?|one|two|three) (?:half|thirds?|quarters?|fourths?|fifths?))\b|\b(?:below|under) zero\b"
+    rf"|\b(?:minus|plus|times|(?:divided|multiplied) by) {_WORDS}|\b(?:doubled|tripled|halved)\b"
     # Compared or denied; "3. Add the numbers" is a heading.
     r"|\b(?:or|nor|not|wrong|incorrect|false|less|least|most|negative)\b|^\s?[.)]\s+[^\W\d_]{2}",
     re.IGNORECASE,
 )
 # Text before the number that is a number in words, which may contradict it.
-_IN_WORDS = re.compile(
-    r"(?:\W*(?:minus|negative|hundred|thousand|million|billion|and|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
-    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b)+\W*",
-    re.IGNORECASE,
-)
+_IN_WORDS = re.compile(rf"(?:\W*{_WORDS})+\W*", re.IGNORECASE)
 _WORD_AFTER = re.compile(
     r"\s*\(\s*(?!(?:not?|wrong|incorrect|false)\b)([^\W\d_]{2,}|[^\W\d_]+\s*/\s*[^\W\d_]+)\s*\)$", re.IGNORECASE
 )
+# Words after a number that make another number of it.
+_CHANGED = "squared|cubed|factorial|halves|thirds|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths|pi"
 _OPERATOR = re.compile(
-    r"[+*/^_=|{}()\[\]±!<>≠~\d:?]|\\(?![$%])[A-Za-z]*|[;&‰]|-\s*[A-Za-z](?![\w-])|\b(?:or|squared|cubed|factorial|halves|thirds|tenths|pi)\b"
+    r"[+*/^_=|{}()\[\]±!<>≠~\d:?]|\\(?![$%])[A-Za-z]*|[;&‰]|-\s*[A-Za-z](?![\w-])" rf"|\b(?:or|{_CHANGED})\b"
 )
 _UNIT = re.compile(
-    r"\s*(?:(?P<degree>°\s?[CFK]?)|(?!(?:is|are|was|were|has|have|had|will|squared|cubed|factorial|halves|thirds|tenths|pi)\b)"
+    rf"\s*(?:(?P<degree>°\s?[CFK]?)|(?!(?:is|are|was|were|has|have|had|will|{_CHANGED})\b)"
     r"(?P<unit>[^\W\d_]+)(?P<rest>(?:\s*/\s*|\s+per\s+|\s+)(?:[^\W\d_]+)(?:(?:\s+per)?\s+[^\W\d_]+)?)?"
     r"(?:\s*\^\s*\{?\s*(?P<power>-?[1-3])\s*\}?)?)"
 )

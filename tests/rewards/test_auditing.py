@@ -68,6 +68,13 @@ def test_the_tasks_own_gold_answers_are_used_also_those_in_solutions():
     stream = ({"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in itertools.count())
     result = audit(contains_gold, rows=stream, cases=REPORTED, limit=2)
     assert {finding.gold for finding in result.findings} == {"1", "2"}, "of a stream the first rows"
+    with pytest.raises(ValueError, match="An audit needs a row"):
+        audit(contains_gold, rows=rows, limit=0)
+
+
+def test_gold_answers_as_a_column_of_floats_has_them_and_of_many_digits_are_written_right():
+    rows = [{"prompt": "?", "answer": gold} for gold in (42.0, 1250.0, "12345678", "0.1234567891")]
+    audit(rewards.answer_reward(form="boxed"), rows=rows).raise_for(exploits=0, refusals=0.0)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pytest
 
 import rewards
@@ -97,6 +98,9 @@ def test_cached_computes_each_completion_once():
     assert len(inner.seen) == 2, "another gold answer is another row"
     reward(**call | {"completion_ids": [[3], [2], [1]]})
     assert len(inner.seen) == 3, "other ids are another row"
+    arrays = [np.eye(1, 3000, at) for at in (0, 1500)]  # which repr shortens to the same text
+    reward(completions=["x", "x"], column=arrays)
+    assert inner.seen[-1] == ["x", "x"]
 
 
 def test_cached_keeps_so_many_scores_the_newest(monkeypatch):
