@@ -22,7 +22,6 @@ import rewards
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import Qwen3Config
 
     from rloo_kit.tasks import Task
 
@@ -140,14 +139,6 @@ def make_trainer(policy: rloo_kit.Policy, task: Task, tmp_path: Path) -> Callabl
         return rloo_kit.RLOOTrainer(reward_funcs=reward_funcs, **arguments)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def qwen3_config() -> Callable[[rloo_kit.Checkpoint], Qwen3Config]:
-    """``qwen3_config(checkpoint)``: the transformers configuration of a catalogue entry."""
-    from benchmarks.gpu.memory import config_of
-
-    return config_of
 
 
 def python(

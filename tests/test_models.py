@@ -3,21 +3,23 @@
 import pytest
 import torch
 
+from benchmarks.gpu.memory import config_of
 from rewards.thinking import CLOSE, OPEN, QWEN3
 from rloo_kit import models
 from rloo_kit.models import CATALOGUE, EOS_TEXTS, find, nearest, nf4_bytes
 
 
 @pytest.mark.parametrize("card", CATALOGUE.values(), ids=lambda card: card.name)
-def test_parameters_and_projections_are_those_of_the_model(card, qwen3_config):
+def test_parameters_and_projections_are_those_of_the_model(card):
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(qwen3_config(card))
+        model = AutoModelForCausalLM.from_config(config_of(card))
     assert sum(p.numel() for p in model.parameters()) == card.parameters
     layer = model.model.layers[0].named_parameters()
     assert {name.split(".")[-2]: tuple(p.shape) for name, p in layer if "_proj" in name} == card.projections
     assert card.weight_bytes(four_bit=False) == 2 * card.parameters
+    assert not models.checkpoint_from_config("x", model.config, None).uncounted
 
 
 def test_the_sizes_are_the_published_ones():
@@ -46,9 +48,9 @@ def test_a_4_bit_matrix_takes_the_bytes_that_bitsandbytes_stores(shape):
     assert nf4_bytes(shape[0] * shape[1]) == sum(tensor.nbytes for tensor in stored)
 
 
-def test_a_shape_is_read_off_an_unknown_checkpoint(qwen3_config):
+def test_a_shape_is_read_off_an_unknown_checkpoint():
     known = CATALOGUE["qwen3-0.6b"]
-    card = models.checkpoint_from_config("mine", qwen3_config(known), "{% if enable_thinking %}")
+    card = models.checkpoint_from_config("mine", config_of(known), "{% if enable_thinking %}")
     assert (card.name, card.thinks, card.parameters) == ("mine", "by choice", known.parameters)
 
 

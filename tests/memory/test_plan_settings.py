@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import rloo_kit
+from benchmarks.gpu.memory import config_of
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import formulas, policy_tensors
 from rloo_kit.memory.plan_settings import Configured, Settings, settings_of
-from rloo_kit.models import CATALOGUE, checkpoint_from_config
+from rloo_kit.models import CATALOGUE
 from tests.memory.conftest import CPU, tiny_plan
 
 
@@ -126,13 +127,13 @@ def test_a_saved_adapter_is_planned_from_its_base_with_a_copy_as_reference(tmp_p
     assert planned.parts[formulas.REFERENCE] == planned.parts[formulas.LORA]
 
 
-def test_a_folder_is_planned_under_its_name_alone(tmp_path, qwen3_config):
-    qwen3_config(CATALOGUE["qwen3-0.6b"]).save_pretrained(tmp_path / "mine")
+def test_a_folder_is_planned_under_its_name_alone(tmp_path):
+    config_of(CATALOGUE["qwen3-0.6b"]).save_pretrained(tmp_path / "mine")
     assert rloo_kit.plan(tmp_path / "mine", card="8GB").model.checkpoint.name == "mine", "paths are private"
 
 
-def test_a_shape_without_a_formula_is_refused_by_name(qwen3_config, tmp_path, monkeypatch):
-    shape = SimpleNamespace(**{**qwen3_config(CATALOGUE["qwen3-0.6b"]).to_dict(), "num_experts": 128})
+def test_a_shape_without_a_formula_is_refused_by_name(tmp_path, monkeypatch):
+    shape = SimpleNamespace(**{**config_of(CATALOGUE["qwen3-0.6b"]).to_dict(), "num_experts": 128})
     whole = SimpleNamespace(get_text_config=lambda: shape, tie_word_embeddings=True)
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *args, **kwargs: whole)
@@ -140,8 +141,3 @@ def test_a_shape_without_a_formula_is_refused_by_name(qwen3_config, tmp_path, mo
         ConfigError, match=r"cannot count a mixture of experts\.[\s\S]*families llama and qwen3 are known"
     ):
         rloo_kit.plan(tmp_path, card=CPU)
-
-
-def test_the_catalogues_shapes_are_all_counted(qwen3_config):
-    for known in CATALOGUE.values():
-        assert not checkpoint_from_config("x", qwen3_config(known), None).uncounted

@@ -35,11 +35,6 @@ def broken(tmp_path_factory):
     return folder, err
 
 
-def test_two_processes_take_the_prompts_of_one(alone, tmp_path):
-    finish(start(tmp_path, 2, **STEPS))
-    assert problems(seen(tmp_path, 2)) == alone
-
-
 def test_an_error_ends_the_run_is_shown_and_torchrun_names_its_rank(broken):
     folder, err = broken
     assert "ZeroDivisionError: the reward broke" in err

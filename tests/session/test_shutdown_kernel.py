@@ -22,6 +22,8 @@ import pytest
 from jupyter_client import BlockingKernelClient, find_connection_file
 from nbclient import NotebookClient
 
+from benchmarks.gpu.hygiene import seconds_until
+
 from .conftest import run_cells, run_kernel
 
 PATIENCE = 60.0  # seconds; a hung thread takes 5.4 by design, more on a busy machine
@@ -30,13 +32,6 @@ SHUT_DOWN = "from rloo_kit.session.shutdown_kernel import shutdown_kernel\nshutd
 
 
 pytestmark = pytest.mark.usefixtures("jupyter")
-
-
-def seconds_until(condition: Callable[[], bool], limit: float = PATIENCE) -> float:
-    start = time.monotonic()
-    while not condition() and time.monotonic() - start < limit:
-        time.sleep(0.05)
-    return time.monotonic() - start
 
 
 def gone(pid: int) -> bool:
@@ -48,7 +43,7 @@ def gone(pid: int) -> bool:
 
 
 def is_soon_gone(pid: int) -> bool:
-    return seconds_until(lambda: gone(pid)) < PATIENCE
+    return seconds_until(lambda: gone(pid), PATIENCE) < PATIENCE
 
 
 # --- runners and scripts ----------------------------------------------------------------------------------
@@ -127,11 +122,11 @@ def server(jupyter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         env["HTTP_PROXY"] = "http://127.0.0.1:9"  # kernels must not use the proxy, nor show it the token
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=out)
     file = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"jpserver-{process.pid}.json"
-    seconds_until(lambda: file.exists() and file.read_text().endswith("}"))
+    seconds_until(lambda: file.exists() and file.read_text().endswith("}"), PATIENCE)
     url, headers = json.loads(file.read_text())["url"], {"Authorization": f"token {token}"}
     with httpx.Client(base_url=f"{url}api/", headers=headers, timeout=PATIENCE, trust_env=False) as api:
         running = Server(process, log, token, api)
-        seconds_until(running.listens)  # the file is written before the server listens
+        seconds_until(running.listens, PATIENCE)  # the file is written before the server listens
         yield running
     for client in running.clients:
         client.stop_channels()  # otherwise its context waits for its sockets
@@ -176,7 +171,9 @@ def test_a_server_that_refuses_loses_the_process_all_the_same(server):
     )
     assert page.run(SHUT_DOWN) == [""]
     assert is_soon_gone(page.pid)
-    assert seconds_until(lambda: server.kernel_pids() not in ([], [page.pid])) < PATIENCE, "it starts a fresh one"
+    assert seconds_until(lambda: server.kernel_pids() not in ([], [page.pid]), PATIENCE) < PATIENCE, (
+        "it starts a fresh one"
+    )
     server.api.delete(f"kernels/{page.kernel_id}")
 
 
@@ -206,6 +203,6 @@ def test_a_kernel_of_vs_code_lets_go_of_models_and_ends_after_its_cell(tmp_path)
     freed = f"freed = weakref.finalize(model, pathlib.Path({str(tmp_path / 'freed')!r}).touch)"
     with run_kernel(VSCODE_CWD="/") as (pid, run):
         assert run(HUNG_THREAD) == run(STAND_IN_TORCH + freed) == run(SHUT_DOWN) == ""
-        assert seconds_until((tmp_path / "freed").exists) < PATIENCE
+        assert seconds_until((tmp_path / "freed").exists, PATIENCE) < PATIENCE
         assert not gone(pid), "freed by the end of the process, which this is not about"
         assert is_soon_gone(pid)

@@ -11,15 +11,7 @@ from rloo_kit.memory import policy_tensors
 from tests.conftest import random_rewards
 from tests.train.weights import same, trained
 
-STEPS: Any = {
-    "max_steps": 2,
-    "save_steps": 2,
-    "learning_rate": 1e-3,
-    "beta": 0.05,
-    "temperature": 1.0,
-    "save_strategy": "steps",
-}
-
+STEPS: Any = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-3, "beta": 0.05}
 
 RATES = [("float32", 1e-3), ("bfloat16", 3e-2)]
 """Precision and learning rate: bfloat16 drops changes below 1/256 of a weight, and norm weights are about 1."""

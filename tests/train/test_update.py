@@ -247,11 +247,6 @@ Played = list[tuple[list[int], torch.Tensor]]
 """The rows and the loss of each micro-batch of a generation batch."""
 
 
-def mean_loss(micro_batches: Played) -> torch.Tensor:
-    """Return the loss that transformers accumulates."""
-    return torch.stack([loss for _, loss in micro_batches]).mean()
-
-
 @pytest.fixture
 def play(on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Played]:
     """``play(now, **settings)``: what the trainer computes from the fixed batch."""
@@ -308,7 +303,7 @@ def test_loss_and_gradient_are_those_of_the_formula_written_out(play, written, o
     expected = by_hand(written, now, sampled, settings)
     (expected_gradient,) = torch.autograd.grad(expected, now)
 
-    loss = mean_loss(play(now, single_pass=on_policy, **settings))
+    loss = torch.stack([loss for _, loss in play(now, single_pass=on_policy, **settings)]).mean()  # as transformers
     (gradient,) = torch.autograd.grad(loss, now)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradient, expected_gradient)

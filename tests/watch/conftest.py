@@ -1,4 +1,4 @@
-"""One real run for all watch tests: cut at 4 tokens, stopped for that, drawn live, and reported to a logger."""
+"""One real run for all watch tests: cut at 4 tokens, stopped for that, and drawn live."""
 
 import contextlib
 import io
@@ -7,8 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import TrainerCallback
-from transformers.integrations import integration_utils
 
 import rloo_kit
 from rloo_kit.watch import callbacks
@@ -44,27 +42,16 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
 
 @pytest.fixture(scope="session")
 def stopped_run(task: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """``trainer``, what it ``printed``, the ``pictures`` shown, and the ``logs`` that the logger got."""
-    seen: list[dict[str, Any]] = []
-
-    class Elsewhere(TrainerCallback):
-        """Stands for a logger; a real one is in tests/train/test_loggers.py."""
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            seen.append(dict(logs))
-
+    """``trainer``, what it ``printed``, and the ``pictures`` shown."""
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as monkeypatch:
         notebook = Notebook(monkeypatch)
-        monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "elsewhere", Elsewhere)
         settings = {**SMALL, "max_steps": 6, "max_completion_length": 4, "on_unhealthy": "stop"}
-        settings |= {"report_to": "elsewhere", "run_name": "a name"}
         config = rloo_kit.RLOOConfig(str(tmp_path_factory.mktemp("run")), **settings)
         policy = rloo_kit.load_policy("tiny", seed=0)
         trainer = rloo_kit.RLOOTrainer(policy, right_after_thought, config, task.train)
         with contextlib.redirect_stdout(printed), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it also warns that completions are cut
             trainer.train()
-    return SimpleNamespace(
-        trainer=trainer, printed=printed.getvalue(), pictures=notebook.pictures, logs=seen, displayed=notebook.displayed
-    )
+    shown = {"pictures": notebook.pictures, "displayed": notebook.displayed}
+    return SimpleNamespace(trainer=trainer, printed=printed.getvalue(), **shown)

@@ -50,11 +50,7 @@ def test_a_plot_that_fails_is_disabled(notebook, tmp_path, monkeypatch, place):
     assert "Live plot disabled: ZeroDivisionError: division by zero" in str(warning.message)
 
 
-def test_a_real_run_is_drawn_and_still_reports_where_it_was_asked_to(stopped_run):
-    args = stopped_run.trainer.args
-    assert (args.report_to, args.run_name) == (["elsewhere"], "a name")
-    assert {"reward", "zero_variance_groups", "rewards/right_after_thought/mean"} <= stopped_run.logs[0].keys()
-    assert "train_runtime" in stopped_run.logs[-1]
+def test_a_real_run_is_drawn_above_its_lines(stopped_run):
     kinds = [type(callback) for callback in stopped_run.trainer.callback_handler.callbacks]
     assert kinds.index(callbacks.LivePlot) < kinds.index(callbacks.ProgressCallback), "the picture is above the lines"
     assert stopped_run.displayed == [{"raw": True, "display_id": True}]
