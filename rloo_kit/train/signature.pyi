@@ -158,7 +158,7 @@ class Signature(trl.RLOOConfig):
         steps_per_generation: int | None = None,
         temperature: float = 1.0,
         top_p: float = 1.0,
-        top_k: int | None = 0,
+        top_k: int = 0,
         min_p: float | None = None,
         generation_kwargs: dict[str, Any] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
