@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from gpu import work
 from learned import TASKS
 from phases import CLOCKS, PHASES, Meter, Spent, Step, peak_bytes, reset_peak
 from tables import RESULTS, cpu_name
@@ -310,24 +311,12 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
     # On a CPU the config decides, whatever load_policy was given.
     recomputing = TASKS[spec.task].load.get("gradient_checkpointing", True)
     own = {"gradient_checkpointing": recomputing, **variant.config}
-    config = kit.RLOOConfig(
-        output_dir=folder,
-        **{name: getattr(spec, name) for name in SHARED},
-        per_device_train_batch_size=spec.micro_batch,
-        gradient_accumulation_steps=spec.num_generations * spec.prompts_per_step // spec.micro_batch,
-        lr_scheduler_type="constant",
-        # TRL's defaults, set because unsloth's differ on a GPU.
-        optim="adamw_torch_fused",
-        weight_decay=0.0,
-        bf16=bf16,
-        fp16=on_gpu and not bf16,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        temperature=policy.checkpoint.temperature,
-        **own,
-    )
+    args: dict[str, Any] = {name: getattr(spec, name) for name in SHARED}
+    # TRL's defaults, set because unsloth's differ on a GPU.
+    args |= {"lr_scheduler_type": "constant", "weight_decay": 0.0, "bf16": bf16, "fp16": on_gpu and not bf16}
+    args |= {"temperature": policy.checkpoint.temperature, **own}
+    k, tokens = spec.num_generations, spec.max_completion_length
+    config = kit.RLOOConfig(**work.settings(folder, k, spec.prompts_per_step, spec.micro_batch, tokens, **args))
     given = {"model": policy.model, "processing_class": policy.tokenizer, "train_dataset": task.train}
     trainer: RLOOTrainer = kit.RLOOTrainer(**given, reward_funcs=[reward], args=config)
     return trainer

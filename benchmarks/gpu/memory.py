@@ -50,10 +50,6 @@ KEPT_EVERY = 12
 """One in so many layers keeps its MLP in 16 bit, which makes a checkpoint about a tenth larger."""
 
 
-def kept_in_16_bit(checkpoint: Checkpoint) -> list[str]:
-    return [f"model.layers.{layer}.mlp" for layer in range(0, checkpoint.layers, KEPT_EVERY)]
-
-
 def quantization(kept: Sequence[str] = ()) -> BitsAndBytesConfig:
     nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
     skipped = {"llm_int8_skip_modules": ["lm_head", *kept]}
@@ -75,7 +71,7 @@ def make(place: Place, shape: str, layers: int = 0) -> dict[str, Figure]:
     folder = place.scratch / (f"{shape}-{layers}-layers" if layers else shape)
     if layers and not place.is_rehearsal:
         checkpoint = dataclasses.replace(checkpoint, layers=layers)
-    kept = kept_in_16_bit(checkpoint)
+    kept = [f"model.layers.{layer}.mlp" for layer in range(0, checkpoint.layers, KEPT_EVERY)]
     write_without_weights(checkpoint, folder, kept)
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config_of(checkpoint)).to(torch.bfloat16)

@@ -101,15 +101,8 @@ def _autocast_on_host() -> None:
             if hasattr(owner, name):
                 setattr(owner, name, _on_host(getattr(owner, name)))
     for name in ("custom_fwd", "custom_bwd"):
-        setattr(torch.amp, name, _with_host_device(getattr(torch.amp, name)))
+        setattr(torch.amp, name, _on_host(getattr(torch.amp, name)))
     torch.get_autocast_gpu_dtype = lambda: torch.get_autocast_dtype("cpu")
-
-
-def _with_host_device(decorator: Callable[..., Any]) -> Callable[..., Any]:
-    def decorated(function: Any = None, *, device_type: str, **kwargs: Any) -> Any:
-        return decorator(function, device_type=_host(device_type), **kwargs)
-
-    return decorated
 
 
 class _IsGenerator(type):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .shapes import load  # isort: skip - Unsloth first
 import torch
+from bitsandbytes.optim import AdamW8bit
 from trl.trainer.utils import add_fused_lm_head
 from unsloth.kernels.utils import _SCRATCH as scratch
 from unsloth_zoo.gradient_checkpointing import initialize_unsloth_gradient_checkpointing
@@ -75,7 +76,8 @@ class Run:
         self.model = self.policy.model
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         add_fused_lm_head(self.model.base_model.model, outputs=("log_probs", "entropy"))
-        self.optimizer = optimizer_of(case.optimizer, self.trained)
+        fused = case.optimizer == "adamw_torch_fused"
+        self.optimizer = torch.optim.AdamW(self.trained, fused=True) if fused else AdamW8bit(self.trained)
         self.gauge = MetaGauge([t for t in standing_tensors(self.model) if on_meta(t)])
         self.peaks = {"load": self.gauge.live_bytes}
 
@@ -190,11 +192,3 @@ class Run:
 
 class _Finished(Exception):
     """Sampling has made as many tokens as needed."""
-
-
-def optimizer_of(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    if name == "adamw_torch_fused":
-        return torch.optim.AdamW(parameters, fused=True)
-    from bitsandbytes.optim import AdamW8bit
-
-    return AdamW8bit(parameters)
