@@ -91,7 +91,9 @@ def used_bytes(process: Any, place: Place) -> int:
     if place.is_rehearsal:
         return psutil.Process(process.pid).memory_info().rss if process and process.poll() is None else 0
     pynvml.nvmlInit()
-    card = pynvml.nvmlDeviceGetHandleByIndex(int(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]))
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()  # a number or a UUID
+    by_number = first.isdigit()
+    card = pynvml.nvmlDeviceGetHandleByIndex(int(first)) if by_number else pynvml.nvmlDeviceGetHandleByUUID(first)
     return int(pynvml.nvmlDeviceGetMemoryInfo(card).used)
 
 
