@@ -93,13 +93,12 @@ def gold_forms(gold: str, others: Sequence[str] = ()) -> dict[str, str]:
 
 
 def _number_forms(gold: str) -> dict[str, str | None]:
-    value = Fraction(gold)
-    whole, double = value.denominator == 1, value * 2
-    gold = str(value) if whole else gold  # 42.0, as a column of floats has it
-    digits = gold.removeprefix("-")
+    value, digits = Fraction(gold), gold.removeprefix("-")
     sign = gold.removesuffix(digits)
+    whole, double = digits.isdecimal(), value * 2  # 42.0 is written as the text that it is
     above, below = double.numerator, double.denominator * 2
-    mantissa, power = f"{Decimal(gold).normalize():e}".split("e")
+    mantissa, power = f"{Decimal(gold):e}".split("e")
+    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
     grouped = sign + f"{int(digits):,}" if whole and abs(value) >= 1000 else None
     several = whole and len(digits) > 1
     return {
@@ -114,7 +113,7 @@ def _number_forms(gold: str) -> dict[str, str | None]:
         "neighbours": ", ".join(_plain(value + step) for step in range(-8, 9)),
         "negated": _plain(-value),
         "tenth": _plain(value / 10),
-        "cut": gold[:-1] if len(gold) > 1 else None,
+        "cut": gold[:-1] if len(gold) > 1 and (whole or value.denominator > 1) else None,
         "reciprocal": rf"\frac{{{value.denominator}}}{{{value.numerator}}}",
         "fraction": rf"\frac{{{above}}}{{{below}}}",
         "fraction_tail": rf"frac{{{above}}}{{{below}}}",
@@ -222,6 +221,10 @@ class Sample:
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]| ?[^\W\u3040-\u9fff\uac00-\ud7af]+|\s+| ?[^\w\s]")
 
 
+def _is_whole(gold: Any) -> bool:
+    return isinstance(gold, float) and gold.is_integer()  # a column of whole numbers that pandas read beside a gap
+
+
 class Writer:
     """Writes cases as completions, with the form of answer and the think tokens that the reward reads.
 
@@ -232,7 +235,8 @@ class Writer:
         self.tokenizer, self.form = getattr(tokenizer, "tokenizer", tokenizer), form
         self.words: dict[str, int] = {}
         self.prompts = [question(row["prompt"]) for row in rows]
-        self.golds = [gold_text(str(next(iter(accepted(row[column])), ""))) for row in rows]
+        golds = [next(iter(accepted(row[column])), "") for row in rows]
+        self.golds = [gold_text(f"{gold:.0f}" if _is_whole(gold) else str(gold)) for gold in golds]
         if tokens is None and tokenizer is None:
             tokens = QWEN3
         self.prompt_opens = tokens.prompt_opens if tokens else prompt_opens(self.tokenizer)

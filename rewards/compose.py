@@ -200,8 +200,8 @@ def _row_keys(kwargs: Mapping[str, Any]) -> list[bytes]:
     count = count_of(kwargs) or 0
     # What else TRL passes, state and functions to log by, has no length.
     skip = "" if kwargs.get("completion_ids") is None else "completions"
-    values = (value for key, value in sorted(kwargs.items()) if key != skip and hasattr(value, "__len__"))
-    columns = [value for value in values if len(value) == count]
+    values = [value for key, value in sorted(kwargs.items()) if key != skip and not isinstance(value, Mapping)]
+    columns = [value for value in values if hasattr(value, "__len__") and len(value) == count]
     rows = (repr([_as_list(column[i]) for column in columns]) for i in range(count))
     return [hashlib.blake2b(row.encode("utf-8", "surrogatepass"), digest_size=16).digest() for row in rows]
 

@@ -157,14 +157,15 @@ _WORDS = (
 _BEFORE = re.compile(
     r"\b(?:not|no|never|but|except|than|least|most|over|under|above|below|between|either|or|twice|double|triple|half|almost"
     r"|nearly|root|sqrt|ln|log|sin|cos|tan|squared?|minus|moins|menos|минус|plus|times|up to|if|step|part|problem"
-    r"|question|(?:third|quarter|fifth|tenth)s? of)"
+    r"|question|(?:third|quarter|fourth|(?:fif|six|seven|eigh|nin|ten|hundred|thousand)th)s? of)"
     r"\s*(?:of\s*)?(?:the\s*|an?\s*|\W)*$|n['’]t\s*$",
     re.IGNORECASE,
 )
 # The same after a number.
 _AFTER = re.compile(
     r"\band (?:half|(?:an?|one|two|three) (?:half|thirds?|quarters?|fourths?|fifths?))\b|\b(?:below|under) zero\b"
-    rf"|\b(?:minus|plus|times|(?:divided|multiplied) by) {_WORDS}|\b(?:doubled|tripled|halved)\b"
+    rf"|^(?:\s+[^\W\d_]+)?\s+(?:(?:minus|plus|times|(?:divided|multiplied) by) {_WORDS}|(?:doubled|tripled|halved)\b)"
+    r"|^[\s-]+(?:four|fif|six|seven|eigh|nin|hundred|thousand)ths\b"
     # Compared or denied; "3. Add the numbers" is a heading.
     r"|\b(?:or|nor|not|wrong|incorrect|false|less|least|most|negative)\b|^\s?[.)]\s+[^\W\d_]{2}",
     re.IGNORECASE,
@@ -174,8 +175,7 @@ _IN_WORDS = re.compile(rf"(?:\W*{_WORDS})+\W*", re.IGNORECASE)
 _WORD_AFTER = re.compile(
     r"\s*\(\s*(?!(?:not?|wrong|incorrect|false)\b)([^\W\d_]{2,}|[^\W\d_]+\s*/\s*[^\W\d_]+)\s*\)$", re.IGNORECASE
 )
-# Words after a number that make another number of it.
-_CHANGED = "squared|cubed|factorial|halves|thirds|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)ths|pi"
+_CHANGED = "squared|cubed|factorial|halves|thirds|tenths|pi"  # after a number, which is then another one
 _OPERATOR = re.compile(
     r"[+*/^_=|{}()\[\]±!<>≠~\d:?]|\\(?![$%])[A-Za-z]*|[;&‰]|-\s*[A-Za-z](?![\w-])" rf"|\b(?:or|{_CHANGED})\b"
 )

@@ -96,8 +96,7 @@ def gpu_bandwidth() -> float:
 
 
 class _UnslothFirst:
-    """Imports unsloth before the first of the libraries it patches, then removes itself; sets torch's variables before
-    torch, if that comes first.
+    """Imports unsloth before the first of the libraries it patches, then removes itself.
 
     The work is done in ``create_module``, not in ``find_spec``: unsloth imports the asked-for library itself, and
     importlib would execute it twice if a finder had loaded it.  No base class: importlib.abc takes 10 ms to import.
@@ -106,8 +105,6 @@ class _UnslothFirst:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname == "torch":
-            apply_settings()
         if fullname not in (*PATCHED_BY_UNSLOTH, "unsloth"):
             return None
         # The library's own spec: code that only checks whether it is installed gets the true answer.

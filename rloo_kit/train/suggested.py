@@ -113,7 +113,7 @@ def suggest(
 
 def _lengths(policy: Any, task: object, given: Settings) -> tuple[int | None, int]:
     """Count the tokens of the longest prompt, None if they cannot be counted, and of the longest answer; of a stream,
-    the first ones'."""
+    its first row's."""
     if task is None or not isinstance(policy, Policy):
         return None, 0
     rows: Any = getattr(task, "train", task)

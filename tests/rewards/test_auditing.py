@@ -73,8 +73,11 @@ def test_the_tasks_own_gold_answers_are_used_also_those_in_solutions():
 
 
 def test_gold_answers_as_a_column_of_floats_has_them_and_of_many_digits_are_written_right():
-    rows = [{"prompt": "?", "answer": gold} for gold in (42.0, 1250.0, "12345678", "0.1234567891")]
+    golds = (42.0, 1250.0, "1250.0", "12345678", "0.1234567891", "123456789012345678901234567891")
+    rows = [{"prompt": "?", "answer": gold} for gold in golds]
     audit(rewards.answer_reward(form="boxed"), rows=rows).raise_for(exploits=0, refusals=0.0)
+    code = audit(rewards.answer_reward("exact", form="boxed"), rows=[{"prompt": "?", "answer": "007"}])
+    assert code.share("refusal") < 0.2, "a text that is compared as a text"
 
 
 @pytest.mark.parametrize("form", FORMS)

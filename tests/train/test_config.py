@@ -33,6 +33,11 @@ def test_an_error_never_shows_a_secret(name):
     assert secret not in str(caught.value)
 
 
+def test_the_best_checkpoint_is_that_of_the_highest_reward_also_where_none_is_loaded_at_the_end():
+    settings = rloo_kit.RLOOConfig(save_strategy="best", eval_strategy="steps")
+    assert (settings.metric_for_best_model, settings.greater_is_better) == ("eval_reward", True)
+
+
 def test_the_command_line_parser_of_trl_takes_the_kits_config():
     line = ["--output_dir", "run", "--num_generations", "8", "--per_device_train_batch_size", "8"]
     line += ["--single_pass", "false", "--chat_template_kwargs", '{"enable_thinking": false}']

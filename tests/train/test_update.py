@@ -309,11 +309,12 @@ def test_loss_and_gradient_are_those_of_the_formula_written_out(play, written, o
     torch.testing.assert_close(gradient, expected_gradient)
 
 
+@pytest.mark.parametrize("accumulation", [1, GROUPS + 1])
 @pytest.mark.parametrize("loss_aggregation", HOW)
-def test_each_of_two_updates_on_a_generation_batch_is_a_mean_over_its_own_completions(play, written, loss_aggregation):
+def test_an_updates_loss_is_a_mean_over_its_own_rows(play, written, loss_aggregation, accumulation):
     settings = {**EVERY[0], "loss_aggregation": loss_aggregation}
     torch.manual_seed(1)  # TRL shuffles a generation batch; with this seed its halves differ in length
-    updates = play(written["now"], gradient_accumulation_steps=1, steps_per_generation=GROUPS, **settings)
+    updates = play(written["now"], gradient_accumulation_steps=accumulation, steps_per_generation=GROUPS, **settings)
     assert sorted(row for rows, _ in updates for row in rows) == list(range(GROUPS * K))
     tokens = [int(written["lengths"][rows].sum()) for rows, _ in updates]
     assert tokens[0] != tokens[1], "the test tells the tokens of one update from half of all"
