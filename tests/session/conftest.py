@@ -17,7 +17,7 @@ NOWHERE = "http://127.0.0.1:9"  # nothing listens on the discard port
 
 # Variables that these tests set or expect unset, so the caller's are removed.
 OWN = "HF_TOKEN HF_HUB_OFFLINE TRANSFORMERS_OFFLINE PYTORCH_ALLOC_CONF UNSLOTH_CPU_BF16 UNSLOTH_COMPILE_LOCATION "
-OWN += "GOMP_SPINCOUNT"
+OWN += "GOMP_SPINCOUNT HF_HUB_ENABLE_HF_TRANSFER"  # the last is set by unsloth_zoo in a test before
 UNSET = f"import os\nfor name in {OWN.split()}: os.environ.pop(name, None)\n"
 
 # The first cells of a notebook in a new process; a line "--- name" starts a cell's output.
