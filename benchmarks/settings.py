@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -88,7 +89,9 @@ def report(runs: Sequence[Result], command: str) -> str:
         f"Each run: {steps} generation batches of {spec.prompts_per_step} prompts x K {spec.num_generations}, at most "
         f"{spec.max_completion_length} tokens, constant rate, no warm-up, beta 0, LoRA as load_policy makes it, in "
         f"float32, unless its line says otherwise. Accuracy: greedy, {spec.problems} held-out problems, mean over "
-        "seeds with Student's 95 % interval where there are two or more. Reward: mean of a run's last three batches.",
+        "seeds with Student's 95 % interval where there are two or more. Paired: the mean difference by seed to the "
+        "same setting with token sum, of a token sum to what is suggested, with its interval. Reward: mean of a run's "
+        "last three batches.",
         setting_table(runs),
         *suggested_part(runs),
         "## How far a step goes",
@@ -99,8 +102,9 @@ def report(runs: Sequence[Result], command: str) -> str:
 
 
 def setting_table(runs: Sequence[Result]) -> str:
-    """Return a row per setting, sorted by rate: accuracy before and after, reward, tokens."""
+    """Return a row per setting, sorted by rate: accuracy before and after, a paired difference, reward, tokens."""
     by_rate = sorted(runs, key=lambda run: (run.spec.learning_rate, run.spec.num_iterations, run.spec.setting))
+    accuracy = {(run.spec.setting, run.spec.seed): run.evaluated[-1].accuracy for run in runs}
     rows = []
     for setting, group in itertools.groupby(by_rate, key=lambda run: run.spec.setting):
         own = list(group)
@@ -109,10 +113,15 @@ def setting_table(runs: Sequence[Result]) -> str:
         before = statistics.fmean(run.evaluated[0].accuracy for run in own)
         reward = statistics.fmean(statistics.fmean(run.rewards[-3:]) for run in own)
         tokens = statistics.fmean(run.tokens for run in own)
-        figures = (f"{before:.2f}", after, f"{reward:.2f}", f"{tokens:.0f}")
+        twin = re.sub("token mean|constant length", "token sum", setting)
+        other = twin if twin != setting else SUGGESTED
+        seeds = [run.spec.seed for run in own if (other, run.spec.seed) in accuracy]
+        gains = [accuracy[setting, seed] - accuracy[other, seed] for seed in seeds]
+        gain = f"{student(gains):+.2f}" if gains[1:] and setting != SUGGESTED else ""
+        figures = (f"{before:.2f}", after, gain, f"{reward:.2f}", f"{tokens:.0f}")
         rows.append((rate, what, str(len(own)), *figures))
-    columns = ("learning rate", "setting", "seeds", "before", "after", "reward", "tokens")
-    return table(columns, "rlrrlrr", rows)
+    columns = ("learning rate", "setting", "seeds", "before", "after", "paired", "reward", "tokens")
+    return table(columns, "rlrrllrr", rows)
 
 
 def suggested_runs(runs: Sequence[Result]) -> list[Result]:

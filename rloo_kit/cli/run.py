@@ -139,8 +139,7 @@ def planned(config: Config, card: str | None = None, prompt_tokens: int | None =
     }
     if settled.lora is not None:
         shape |= {"lora_rank": settled.lora["r"], "target_modules": settled.lora["target_modules"]}
-    name, thinks = model_choice.chosen(settled.name, settled.four_bit, device)
-    thinking = thinks if settled.thinking is None else settled.thinking
+    name, thinking = model_choice.chosen(settled.name, settled.four_bit, settled.thinking, device)
     named = {"thinking": thinking, "max_seq_length": settled.max_seq_length}
     args = config.args_for(name, None, device, named=named)
     tokens = settings_of(args, prompt_tokens, settled.max_seq_length).prompt_tokens

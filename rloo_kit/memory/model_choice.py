@@ -24,17 +24,19 @@ FIT_COMPLETION_TOKENS = 1024
 
 
 def chosen(
-    name: str | os.PathLike[str] | None, four_bit: bool | None, card: str | Device | None = None
-) -> tuple[str | os.PathLike[str], bool | None]:
-    """Return the name that None (a first run) or "largest" means on a device, and the ``thinking`` to load it with."""
+    name: str | os.PathLike[str] | None, four_bit: bool | None, thinking: Any = None, card: str | Device | None = None
+) -> tuple[str | os.PathLike[str], Any]:
+    """Return the name that None (a first run) or "largest" means on a device, and the ``thinking`` to load it with:
+    the given one, or for a first run its own."""
     if name is not None and name != "largest":
-        return name, None
+        return name, thinking
     device = device_of(card)
     if not device.on_gpu:
-        return "tiny", None
-    if name is None:
-        return first_run(device, four_bit is not False)
-    return fit(device, load_in_4bit=four_bit is not False).model.checkpoint.name, None
+        return "tiny", thinking
+    if name is not None:
+        return fit(device, load_in_4bit=four_bit is not False).model.checkpoint.name, thinking
+    first_name, thinks = first_run(device, four_bit is not False)
+    return first_name, thinks if thinking is None else thinking
 
 
 def first_run(card: str | float | Device | None = None, load_in_4bit: bool = True) -> tuple[str, bool | None]:

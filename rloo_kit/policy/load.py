@@ -98,8 +98,8 @@ def load_policy(
     arguments = dict(locals())
     asked = settled({**arguments.pop("kwargs"), **arguments})
     import_unsloth()
-    name, thinks = model_choice.chosen(asked.name, asked.four_bit)
-    asked = replace(asked, name=name, thinking=thinks if asked.thinking is None else asked.thinking)
+    name, thinking = model_choice.chosen(asked.name, asked.four_bit, asked.thinking)
+    asked = replace(asked, name=name, thinking=thinking)
     place = {n: asked.further[n] for n in ("token", "revision", "cache_dir") if n in asked.further}
     return _loaded(resolve.resolve(name, asked.four_bit, **place), asked)
 

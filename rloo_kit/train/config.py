@@ -16,21 +16,18 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import torch
+import trl
+import unsloth
+from accelerate.utils import patch_environment
+
 from rloo_kit import advantages
 from rloo_kit.argument_types import Hint
 from rloo_kit.memory.plan_settings import PLAIN, Configured
 from rloo_kit.redact import without_secrets
 from rloo_kit.session import distributed, output
-from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.train import check_config, renamed_args
 from rloo_kit.train.check_config import HANDLERS
-
-import_unsloth()
-
-import torch  # noqa: E402 - unsloth first
-import trl  # noqa: E402
-import unsloth  # noqa: E402
-from accelerate.utils import patch_environment  # noqa: E402
 
 if TYPE_CHECKING:  # a stub with every argument written out
     from datasets import Dataset

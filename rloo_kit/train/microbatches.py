@@ -15,11 +15,9 @@ from accelerate import Accelerator
 
 from rloo_kit.train.losses import row_weights
 
+Batch = dict[str, torch.Tensor]
 PROMPT = ("prompt_ids", "prompt_mask")
 COMPLETION = ("completion_ids", "completion_mask", "old_per_token_logps", "ref_per_token_logps")
-
-
-Batch = dict[str, torch.Tensor]
 
 
 def micro_batches(batch: Batch, args: trl.RLOOConfig, accelerator: Accelerator, filled: bool) -> list[Batch]:
