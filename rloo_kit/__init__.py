@@ -61,6 +61,8 @@ def __getattr__(name: str) -> Any:
     home = next((module for module, names in modules.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'rloo_kit' has no attribute {name!r}")
+    if home.startswith("train."):  # whose modules import torch, which reads its variables then
+        _import_order.import_unsloth()
     module = importlib.import_module(f"rloo_kit.{home}")
     return module if name == home else getattr(module, name)
 
