@@ -108,7 +108,7 @@ def check_arguments(function: Callable[..., Any], given: Any, name: str) -> None
     parameters = (signature := signature_of(function)).parameters
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     for key in () if takes_any else given:
-        check_known(key, parameters.keys() - {"policy"}, f"{name} takes no")
+        check_known(key, [one for one in parameters if one != "policy"], f"{name} takes no")
     hints = {key: one.annotation for key, one in parameters.items() if _is_plain(one.annotation)}
     argument_types.check(given, hints, name)
     try:

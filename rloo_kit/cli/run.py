@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+
 import rewards
 import rloo_kit
 from rewards.trl_interface import Reward
@@ -115,9 +117,12 @@ def assembled(config: Config) -> Run:
 
 
 def check_training(config: Config) -> None:
-    """Check before a policy is loaded that rewards and weights are as many, and that the adapter can be written."""
+    """Check before a policy is loaded that rewards and weights are as many, that the loggers are installed, and that
+    the adapter can be written."""
     with config.at("trainer"):
         data_checks.check_weights(config.rewards, config.settings.get("reward_weights"), where="RLOOConfig")
+    with config.at("trainer", "report_to"):
+        _check_loggers(config.settings.get("report_to") or "none")
     if config.save is None:
         return
     target, name = Path(config.save).expanduser().resolve(), load.settled(config.policy).name or "tiny"
@@ -127,6 +132,15 @@ def check_training(config: Config) -> None:
         if Path(output_dir).expanduser().resolve().is_relative_to(target):
             what = "the run writes its checkpoints into this folder, and the adapter would replace them"
             raise ConfigError(what, todo="name a folder of its own, such as out/adapter")
+
+
+def _check_loggers(names: str | Sequence[str]) -> None:
+    # Whether flyte and azure_ml are installed, transformers does not say.
+    found = {*get_available_reporting_integrations(), "none", "all", "flyte", "azure_ml"}
+    for name in [names] if isinstance(names, str) else names:
+        reward_entries.check_known(name, {"none": None, "all": None, **INTEGRATION_TO_CALLBACK}, "there is no logger")
+        if name not in found:
+            raise ConfigError(f"the logger {name} is not installed", todo=f"pip install {name}, or leave report_to out")
 
 
 def planned(config: Config, card: str | None = None, prompt_tokens: int | None = None) -> Plan:

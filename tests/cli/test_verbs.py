@@ -130,6 +130,8 @@ REFUSED = {
     "what is within reach": (["within_reach={low: 2}"], "low must be", "Where: mine.yaml, within_reach"),
     "a reward's file": (["rewards=[broken.py:it]"], "cannot be run: ModuleNotFoundError", "broken.py"),
     "too few weights": (["trainer.reward_weights=[1.0]"], "1 reward_weights for 2", "Where: mine.yaml, trainer"),
+    "a misspelt logger": (["trainer.report_to=wnadb"], "did you mean wandb?", "mine.yaml, trainer.report_to"),
+    "a logger": (["trainer.report_to=dvclive"], "pip install dvclive", "mine.yaml, trainer.report_to"),
     "a file as adapter": (["save=mine.py"], "a file or a device is there", "Where: mine.yaml, save"),
     "the run as adapter": (["save=run"], "writes its checkpoints into", "Where: mine.yaml, save"),
 }
