@@ -45,7 +45,7 @@ RANGES: dict[Hint, str] = {
     argument_types.Natural: "top_k",
     Annotated[float, Interval(ge=0, le=1)] | None: "min_p",
     argument_types.Positive: "repetition_penalty",
-    Annotated[float, Interval(ge=0, le=10)]: "learning_rate",
+    Annotated[float, Interval(ge=0, le=1)]: "learning_rate",
     Annotated[float, Interval(ge=0, le=1000)]: "beta",
     Annotated[float, Interval(gt=0, lt=1)]: "epsilon",
     argument_types.Positive | None: "epsilon_high",

@@ -51,7 +51,7 @@ VALUES: dict[str, list[Any]] = {
     "generation_batch_size": [0, 6],
     "max_completion_length": [0, None, 7.5],
     "temperature": [0.0, NAN, "1"],
-    "learning_rate": [NAN, INF, -1e-3, "1e-5"],
+    "learning_rate": [NAN, INF, -1e-3, 5.0, "1e-5"],
     "lr_scheduler_type": ["cosin"],
     "optim": ["adam"],
     "beta": [-0.1, NAN, 1e30],
