@@ -46,10 +46,7 @@ def check_dataset(
         raise DatasetError(what, where=where, todo=todo)
     prompts = [row.get("prompt") for row in first[:1]] if stream else dataset["prompt"][:LOOKED_AT]
     check_prompts(prompts, tokenizer, name)
-    if tokenizer is not None and not isinstance(prompts[0], str):
-        template_kwargs = getattr(args, "chat_template_kwargs", None) or {}
-        check_thinking(tokenizer, template_kwargs)
-        check_rendered(prompts, tokenizer, template_kwargs, name)
+    check_rendered(prompts, tokenizer, args.chat_template_kwargs or {}, name)
 
 
 def check_rows(dataset: object, where: str) -> None:
@@ -64,7 +61,7 @@ def check_rows(dataset: object, where: str) -> None:
 def not_a_dataset(given: object, name: str, where: str) -> DatasetError:
     """The error for something that is not a dataset, with what to pass instead."""
     todo = "datasets.Dataset.from_list(rows) of dicts with a 'prompt', or .from_pandas(frame)"
-    if hasattr(given, "train") and hasattr(given, "held_out"):
+    if hasattr(given, "held_out"):  # a Task
         todo = f"pass task.{'train' if name == TRAINED_ON else 'held_out'}"
     elif isinstance(given, DatasetDict | IterableDatasetDict):
         todo = f"pass one of its splits: dataset[{next(iter(given), 'train')!r}]"
@@ -129,10 +126,11 @@ def check_rendered(
     prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None, template_kwargs: dict[str, Any], name: str
 ) -> None:
     """Check that the chat template renders the last message of each of the first 16 prompts: a template may leave a
-    message out silently, as Qwen3's does if its role is unknown."""
-    how = {"tokenize": False, "add_generation_prompt": True, **template_kwargs}
+    message out silently, as Qwen3's does if its role is unknown.  A policy loaded with thinking off is not to think."""
     if tokenizer is None or isinstance(prompts[0], str):
         return
+    check_thinking(tokenizer, template_kwargs)
+    how = {"tokenize": False, "add_generation_prompt": True, **template_kwargs}
     for index, prompt in enumerate(prompts[:16]):
         last, what = prompt[-1], ""
         said = str(last.get("content") or "").rpartition(CLOSE)[2]  # a template may change a thought's whitespace

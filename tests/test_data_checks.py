@@ -14,7 +14,7 @@ from rloo_kit.errors import DatasetError, RewardError
 from rloo_kit.tasks import Task
 
 CHAT = [{"role": "user", "content": "What is 1 + 2?"}]
-TWO_PROMPTS: Any = types.SimpleNamespace(generation_batch_size=8, num_generations=4)
+TWO_PROMPTS: Any = types.SimpleNamespace(generation_batch_size=8, num_generations=4, chat_template_kwargs=None)
 CHAT_TOKENIZER: Any = types.SimpleNamespace(
     chat_template="{{ messages }}",
     apply_chat_template=lambda prompt, **how: str([one for one in prompt if one["role"] != "unknown"]),
