@@ -25,7 +25,7 @@ class Interval:
     high: float
 
     def __str__(self) -> str:
-        return format(self, ".3f")
+        return format(self)
 
     def __format__(self, spec: str) -> str:
         value, low, high = (format(x, spec or ".3f") for x in (self.value, self.low, self.high))
