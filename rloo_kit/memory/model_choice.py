@@ -57,9 +57,8 @@ def fit(card: str | float | Device | None = None, *, load_in_4bit: bool = Settin
     device = device_of(card)
     named = [plan(name, card=device, load_in_4bit=load_in_4bit) for name in CATALOGUE if name not in FOR_CPU]
     plans = [planned.with_settings(max_completion_length=FIT_COMPLETION_TOKENS) for planned in named]
-    smallest, s = plans[0], plans[0].settings
-    at_once = [p for p in reversed(plans) if s.generation_rows or p.sampled_rows == s.batch_rows]
-    return first([*at_once, smallest, *smaller_batches(smallest)], "fits") or smallest
+    at_once = [planned for planned in reversed(plans) if planned.sampled_rows == planned.settings.batch_rows]
+    return first([*at_once, plans[0], *smaller_batches(plans[0])], "fits") or plans[0]
 
 
 def longest_completion(planned: Plan) -> int:

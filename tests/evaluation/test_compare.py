@@ -38,6 +38,7 @@ def test_the_largest_rise_of_the_reward_comes_first_then_the_largest_fall():
         == f"4 pairs, 3 of them scored before and after; {means}; reward rose on 2, fell on 1, stayed on 0; 2 shown"
     )
     assert ("another prompt" in str(result), str(result).count("before: ")) == (False, 2)
+    assert "reward rose on 0, fell on 0, stayed on 3; 4 shown" in rloo_kit.compare(before, before).headline
     without = evaluation(("a", "same", None), ("b", "old", None))
     changed = replace(without, completions=(without.completions[0], completion("b", "new", (2, END))))
     result = compare(without, changed)
