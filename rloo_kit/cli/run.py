@@ -134,12 +134,12 @@ def check_training(config: Config) -> None:
             raise ConfigError(what, todo="name a folder of its own, such as out/adapter")
 
 
-def _check_loggers(names: str | Sequence[str]) -> None:
-    # Whether flyte and azure_ml are installed, transformers does not say.
-    found = {*get_available_reporting_integrations(), "none", "all", "flyte", "azure_ml"}
-    for name in [names] if isinstance(names, str) else names:
-        reward_entries.check_known(name, {"none": None, "all": None, **INTEGRATION_TO_CALLBACK}, "there is no logger")
-        if name not in found:
+def _check_loggers(asked: Any) -> None:
+    # Whether these are installed, transformers does not say, or only together with whether they are configured.
+    untold = ["none", "all", "azure_ml", "comet_ml", "flyte", "kubeflow"]
+    for name in asked if isinstance(asked, list) else [asked]:
+        reward_entries.check_known(name, ["none", "all", *INTEGRATION_TO_CALLBACK], "there is no logger")
+        if name not in untold + get_available_reporting_integrations():
             raise ConfigError(f"the logger {name} is not installed", todo=f"pip install {name}, or leave report_to out")
 
 
